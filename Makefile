@@ -1,0 +1,31 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export DS_ACCELERATOR ?= cpu
+export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
+export TOKENIZERS_PARALLELISM = false
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test test-fast lint bench clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[deepspeed,frameworks,test,lint]'
+	touch $@
+
+test: $(VENV)/.installed lint
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check ckptkit cli tests fixtures/*.py
+	$(BIN)/mypy
+
+clean:
+	rm -rf .cache demo build dist *.egg-info

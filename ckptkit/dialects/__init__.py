@@ -1,0 +1,1 @@
+"""One key convention a file: what the keys of a container mean. The folder is the registry."""

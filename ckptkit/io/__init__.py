@@ -1,0 +1,1 @@
+"""Bytes without knowledge of formats: torch zip records, restricted unpickling, places to read from, staged output."""
