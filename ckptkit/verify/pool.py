@@ -1,0 +1,354 @@
+"""Runs functions as the ranks of a process group: one warm parent, forked once a job, so every job starts clean.
+
+A fork server imports torch (and whatever else is named) once. Each job forks as many ranks from it as it wants, joins
+them to a new process group, and lets them go: the next job can have another world size, and neither DeepSpeed's module
+globals nor anything else that a job did to its process can reach the next one. A fork costs tens of milliseconds where
+an import of torch costs seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import CkptkitError
+
+HOST = "127.0.0.1"
+# Imported once, in the fork server. All are single-threaded after their import and open no CUDA context (measured,
+# torch 2.13), which makes forking safe. torch._dynamo is what the first optimizer of a process would import (1.4 s).
+TORCH_MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+)
+# Importing deepspeed asks the CUDA driver what there is, after which a fork could not use it: only for CPU pools.
+CPU_MODULES = ("deepspeed",)
+GRACE_SECONDS = 2.0  # how long the other ranks may go on reporting after the first failure
+TAIL_CHARACTERS = 3000
+
+
+class JobError(CkptkitError):
+    """A job failed: `tracebacks` has the text of each rank that raised, `lost` the ranks that died or hung."""
+
+    def __init__(self, what: str, *, tracebacks: Mapping[int, str], lost: Mapping[int, str]) -> None:
+        faults = [f"rank {rank}: {text.strip().splitlines()[-1]}" for rank, text in tracebacks.items() if text.strip()]
+        super().__init__(what, faults=[*faults, *(f"rank {rank}: {text}" for rank, text in lost.items())])
+        self.tracebacks = dict(tracebacks)
+        self.lost = dict(lost)
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self.tracebacks.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What one process needs to know to become a rank."""
+
+    rank: int
+    world_size: int
+    job: str
+    port: int
+    device: str
+    timeout: float
+    sys_path: tuple[str, ...]
+    log: str
+    function: str | Callable[..., Any]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What came back from the ranks of one attempt."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    raised: dict[int, tuple[CkptkitError | None, str]] = field(default_factory=dict)
+    died: dict[int, str] = field(default_factory=dict)
+    hung: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def worth_a_retry(self) -> bool:
+        """A death may be gloo's, and its peers then raise "connection closed"; a raise alone is the job's own."""
+        return bool(self.died) or not self.raised
+
+
+class Pool:
+    """Up to `size` ranks on this machine.
+
+    `device` is "cpu" (gloo) or "cuda" (nccl for CUDA tensors, gloo for CPU ones; one GPU a rank). `timeout` is in
+    seconds and holds for a job. A job of which a rank dies or hangs is tried `retries` times more: some gloo processes
+    abort for no fault of theirs. A job that raises is not. `preload` names more modules to import once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        device: str = "cpu",
+        timeout: float = 120.0,
+        retries: int = 1,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.size = size
+        self.device = device
+        self.timeout = timeout
+        self.retries = retries
+        self._jobs = 0
+        self._store: Any = None
+        self._logs = tempfile.TemporaryDirectory(prefix="ckptkit-pool-")
+        self._context = _context((*TORCH_MODULES, *(CPU_MODULES if device == "cpu" else ()), *preload), device)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._store = None
+        self._logs.cleanup()
+
+    def run(
+        self, function: str | Callable[..., Any], *, world_size: int, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Calls `function(**kwargs)` on ranks 0..world_size-1 of a new process group; the returned values, by rank.
+
+        `function` is a module-level function or its name, "pkg.mod:name". Values and arguments must pickle. Raises
+        the CkptkitError that a rank raised, or JobError with every rank's traceback for any other exception, for a
+        rank that died and for one that was not done in time.
+        """
+        if not 1 <= world_size <= self.size:
+            raise ValueError(f"a world size of {world_size} on a pool of {self.size}")
+        seconds = self.timeout if timeout is None else timeout
+        for attempt in range(self.retries + 1):
+            outcome = self._attempt(function, world_size, seconds, kwargs)
+            if len(outcome.values) == world_size:
+                return [outcome.values[rank] for rank in range(world_size)]
+            if attempt == self.retries or not outcome.worth_a_retry:
+                break
+        name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+        texts = {rank: text for rank, (_, text) in outcome.raised.items()}
+        lost = outcome.died | outcome.hung
+        job_error = JobError(f"{name} failed at world size {world_size}", tracebacks=texts, lost=lost)
+        for error, _ in outcome.raised.values():
+            if isinstance(error, CkptkitError):
+                raise error from job_error
+        raise job_error
+
+    def _attempt(
+        self, function: str | Callable[..., Any], world_size: int, seconds: float, kwargs: Mapping[str, Any]
+    ) -> _Outcome:
+        self._jobs += 1
+        port = self._port()
+        processes: dict[int, BaseProcess] = {}
+        pipes: dict[int, Connection] = {}
+        logs = {rank: Path(self._logs.name) / f"job{self._jobs}.rank{rank}" for rank in range(world_size)}
+        try:
+            for rank in range(world_size):
+                ours, theirs = self._context.Pipe(duplex=True)
+                path = tuple(sys.path)
+                log = str(logs[rank])
+                job = f"job{self._jobs}"
+                what = _Rank(rank, world_size, job, port, self.device, seconds, path, log, function, kwargs)
+                process = self._context.Process(target=_run_rank, args=(what, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                processes[rank], pipes[rank] = process, ours
+            return _collect(pipes, processes, logs, seconds)
+        finally:
+            for pipe in pipes.values():
+                pipe.close()  # what every rank waits for before it ends
+            for process in processes.values():
+                process.join(1.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            for log_file in logs.values():
+                log_file.unlink(missing_ok=True)
+
+    def _port(self) -> int:
+        """The port of this pool's key-value store, bound once and for all jobs: no port can be taken in between."""
+        from torch.distributed import TCPStore
+
+        if self._store is None:
+            self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        return int(self._store.port)
+
+
+def _collect(
+    pipes: Mapping[int, Connection],
+    processes: Mapping[int, BaseProcess],
+    logs: Mapping[int, Path],
+    seconds: float,
+) -> _Outcome:
+    """Waits for every rank's answer; after a failure only for GRACE_SECONDS more, as its peers may wait for it forever.
+
+    A rank is judged by its answer: one that dies afterwards, on its way out, has done its work.
+    """
+    outcome = _Outcome()
+    open_pipes = {pipe: rank for rank, pipe in pipes.items()}
+    deadline = time.monotonic() + seconds
+    while open_pipes:
+        ready = wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = open_pipes.pop(pipe)
+            try:
+                kind, value, text = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                processes[rank].join(5.0)
+                tail = _tail(logs[rank])
+                outcome.died[rank] = f"the process died with exit code {processes[rank].exitcode}{tail}"
+            else:
+                if kind == "value":
+                    outcome.values[rank] = value
+                else:
+                    outcome.raised[rank] = (value, text)
+            if rank not in outcome.values:
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    for rank in open_pipes.values():
+        outcome.hung[rank] = f"no answer within {seconds:g} s{_tail(logs[rank])}"
+    return outcome
+
+
+def _tail(log: Path) -> str:
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    return f"; its last output:\n{text[-TAIL_CHARACTERS:]}" if text else ""
+
+
+def _run_rank(what: _Rank, pipe: Connection) -> None:
+    """The life of a rank: environment, process group, the function, the answer, and out when all have answered.
+
+    Interpreter shutdown is where gloo and DeepSpeed abort at times, so the process just ends. It ends when the parent
+    closes its side of the pipe: not before a slower peer is through its last collective, and not long after a parent
+    that was killed. A rank that failed ends at once, which is how its peers learn of it.
+    """
+    _redirect_output(what.log)
+    os.environ.update(_environment(what))
+    sys.path[:] = [*what.sys_path, *(entry for entry in sys.path if entry not in what.sys_path)]
+    released = threading.Thread(target=_end_when_released, args=(pipe,), daemon=True)
+    released.start()
+    try:
+        _join_group(what)
+        data = pickle.dumps(("value", _resolve(what.function)(**what.kwargs), ""))
+    except BaseException as error:  # DCP's CheckpointException is a BaseException
+        pipe.send_bytes(pickle.dumps(("error", _portable(error), traceback.format_exc())))
+        _end()
+    pipe.send_bytes(data)
+    released.join()
+
+
+def _end_when_released(pipe: Connection) -> None:
+    with contextlib.suppress(OSError):
+        pipe.poll(None)
+    _end()
+
+
+def _end() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _redirect_output(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _environment(what: _Rank) -> dict[str, str]:
+    """What torchrun would set, and what keeps many ranks on few cores quick."""
+    values = {
+        "RANK": str(what.rank),
+        "LOCAL_RANK": str(what.rank),
+        "WORLD_SIZE": str(what.world_size),
+        "LOCAL_WORLD_SIZE": str(what.world_size),
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(what.port),
+        "OMP_NUM_THREADS": "1",
+    }
+    if what.device == "cpu":
+        values["DS_ACCELERATOR"] = "cpu"
+    if sys.platform == "linux":
+        values["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return values
+
+
+def _join_group(what: _Rank) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.PrefixStore(what.job, dist.TCPStore(HOST, what.port, is_master=False))
+    limit = timedelta(seconds=what.timeout)
+    if what.device == "cuda":
+        torch.cuda.set_device(what.rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl", store=store, rank=what.rank, world_size=what.world_size, timeout=limit
+        )
+    else:
+        dist.init_process_group("gloo", store=store, rank=what.rank, world_size=what.world_size, timeout=limit)
+
+
+def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _portable(error: BaseException) -> CkptkitError | None:
+    """An error of ckptkit in a form that pickles (its constructors take keywords), None for any other exception."""
+    if not isinstance(error, CkptkitError):
+        return None
+    plain = CkptkitError.__new__(type(error))
+    plain.args = (error.what,)
+    plain.__dict__.update({name: value for name, value in vars(error).items() if not name.startswith("__")})
+    return plain
+
+
+def _context(modules: Sequence[str], device: str) -> Any:
+    """A fork-server context with `modules` imported; plain spawn where there is no fork (Windows).
+
+    The server is one a Python process: a second pool shares the first one's modules and imports the rest late.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    wanted = {"OMP_NUM_THREADS": "1", **({"DS_ACCELERATOR": "cpu"} if device == "cpu" else {})}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        from multiprocessing.forkserver import ensure_running
+
+        ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return context
