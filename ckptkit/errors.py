@@ -64,10 +64,14 @@ class AmbiguousError(SourceError):
     """The files admit two readings and only a person can say which is right."""
 
 
-class ExistsError(CkptkitError):
-    """The destination exists and `--overwrite` was not given."""
+class TargetError(CkptkitError):
+    """The destination cannot be written."""
 
     code = Exit.EXISTS
+
+
+class ExistsError(TargetError):
+    """The destination exists and `--overwrite` was not given."""
 
 
 class LossError(CkptkitError):

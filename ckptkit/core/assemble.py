@@ -1,0 +1,305 @@
+"""Assemble a checkpoint from a state sorted by role: clean names, tied weights, optimizer ids, groups, extras."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import SourceError
+from .box import Shape
+from .checkpoint import Drop, ModelFacts, State
+from .dtype import is_float
+from .fqn import clean, common_prefix
+from .param_ids import match_ids, named_ids
+from .place import Constant
+from .spec import Tensor, TensorKey
+from .tree import Opaque, TensorRef, Tree, mapped
+
+_BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a person says of the model: its parameters in order (`--param-names`), or the model itself (`--model`)."""
+
+    param_names: tuple[str, ...] | None = None
+    model: ModelFacts | None = None
+
+
+@dataclass(slots=True)
+class Assembled:
+    """The parts of a `Checkpoint` that come from its state."""
+
+    entries: dict[TensorKey, Tensor] = field(default_factory=dict)
+    param_groups: list[dict[str, Any]] = field(default_factory=list)
+    optimizer_values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    extras: dict[str, Tree] = field(default_factory=dict)
+    drops: list[Drop] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def assemble(state: State, hints: Hints | None = None) -> Assembled:
+    """Bring a state to canonical names.
+
+    Raises SourceError where two names become one, or the optimizer does not fit the model; AmbiguousError where ids
+    admit two readings.
+    """
+    hints = hints or Hints()
+    out = Assembled(warnings=list(state.warnings))
+    prefix = common_prefix(clean(name) for name in state.model)
+    renamed = _renamed(state.model, prefix)
+    model = {name: value for name, value in renamed.items() if isinstance(value, Tensor)}
+    extra_state = {name: value for name, value in renamed.items() if not isinstance(value, Tensor)}
+    out.aliases = _aliases(model, state, hints, prefix)
+    weights = {name: tensor for name, tensor in model.items() if name not in out.aliases}
+    optimizer = _named_optimizer(state, weights, out.aliases, hints, prefix)
+    _add_weights(out, weights, optimizer, state, hints, prefix)
+    for name, tensor in _renamed(state.masters, prefix).items():
+        out.entries[TensorKey(out.aliases.get(name, name), "master")] = tensor
+    if optimizer is not None:
+        _add_optimizer(out, optimizer, weights)
+    extras = {**state.extras, **({"model_extra_state": extra_state} if extra_state else {})}
+    out.extras = {name: _extra(out, name, tree) for name, tree in extras.items()}
+    out.extras = {name: tree for name, tree in out.extras.items() if tree is not _GONE}
+    return out
+
+
+def _strip(name: str, prefix: str) -> str:
+    return clean(name).removeprefix(prefix)
+
+
+def _renamed(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    clashes = []
+    for name, value in tree.items():
+        new = _strip(name, prefix)
+        if new in out:
+            clashes.append(f"{name} and another name both become {new}")
+        out[new] = value
+    if clashes:
+        raise SourceError("two tensors have one name once wrapper prefixes are taken off", faults=clashes)
+    return out
+
+
+def _aliases(model: Mapping[str, Tensor], state: State, hints: Hints, prefix: str) -> dict[str, str]:
+    """Tied names: as the files or the model say, or because two names share one storage."""
+    said = {_strip(a, prefix): _strip(b, prefix) for a, b in state.aliases.items()}
+    if hints.model is not None:
+        said |= dict(hints.model.aliases)
+    out = {alias: owner for alias, owner in said.items() if owner in model}
+    owners: dict[object, str] = {}
+    for name, tensor in model.items():
+        if tensor.storage is None or name in out or 0 in tensor.spec.shape:
+            continue
+        owner = owners.setdefault(tensor.storage, name)
+        if owner != name:
+            out[name] = owner
+    return out
+
+
+@dataclass(slots=True)
+class _Optimizer:
+    state: dict[str, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+def _named_optimizer(
+    state: State, weights: Mapping[str, Tensor], aliases: Mapping[str, str], hints: Hints, prefix: str
+) -> _Optimizer | None:
+    if state.optimizer is None:
+        return None
+    raw_state = dict(state.optimizer.get("state", {}))
+    raw_groups = [dict(group) for group in state.optimizer.get("param_groups", [])]
+    keys = [key for group in raw_groups for key in group.get("params", [])] or list(raw_state)
+    if keys and all(_is_id(key) for key in keys):
+        raw_state = {int(key): value for key, value in raw_state.items()}
+        for group in raw_groups:
+            group["params"] = [int(key) for key in group["params"]]
+        names: Mapping[Any, str] = _names_of_ids(raw_state, raw_groups, weights, state, hints, prefix)
+    else:
+        names = {key: _strip(str(key), prefix) for key in [*keys, *raw_state]}
+        names = {key: aliases.get(name, name) for key, name in names.items()}
+    strangers = sorted({name for name in names.values() if name not in weights})
+    if strangers:
+        raise SourceError(
+            f"the optimizer names {len(strangers)} parameters that the model does not have",
+            why="model and optimizer are not of one checkpoint, or their names differ by a prefix",
+            hint="--rename REGEX=... or --strip-prefix brings them together",
+            faults=strangers[:20],
+        )
+    for group in raw_groups:
+        group["params"] = [names[key] for key in group.get("params", [])]
+    return _Optimizer({names[key]: dict(value) for key, value in raw_state.items()}, raw_groups)
+
+
+def _is_id(key: object) -> bool:
+    return (isinstance(key, int) and not isinstance(key, bool)) or (isinstance(key, str) and key.isdecimal())
+
+
+def _names_of_ids(
+    raw_state: Mapping[int, Any],
+    groups: Sequence[Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    state: State,
+    hints: Hints,
+    prefix: str,
+) -> dict[int, str]:
+    ids = [list(group["params"]) for group in groups]
+    shapes: dict[int, Shape] = {}
+    for key, slots in raw_state.items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and slot != "step" and value.spec.shape:
+                shapes[key] = value.spec.shape
+                break
+    if hints.param_names is not None:
+        names = [_strip(name, prefix) for name in hints.param_names]
+        if len(names) == sum(map(len, ids)):
+            return _checked(named_ids(ids, names), shapes, weights)
+        return match_ids(ids, shapes, {name: weights[name].spec.shape for name in names if name in weights})
+    candidates = {name: tensor for name, tensor in weights.items() if _can_be_parameter(name, tensor, weights)}
+    if hints.model is not None:
+        trained = [name for name in hints.model.parameters if name not in hints.model.frozen and name in weights]
+        if len(trained) != sum(map(len, ids)):
+            trained = [name for name in hints.model.parameters if name in weights]
+        candidates = {name: weights[name] for name in trained}
+    if state.buffers is not None:
+        known = {_strip(name, prefix) for name in state.buffers}
+        candidates = {name: tensor for name, tensor in candidates.items() if name not in known}
+    return match_ids(ids, shapes, {name: tensor.spec.shape for name, tensor in candidates.items()})
+
+
+def _checked(names: dict[int, str], shapes: Mapping[int, Shape], weights: Mapping[str, Tensor]) -> dict[int, str]:
+    faults = [
+        f"id {key}: its state has shape {shapes[key]}, {name!r} has {weights[name].spec.shape}"
+        for key, name in names.items()
+        if key in shapes and name in weights and weights[name].spec.shape != shapes[key]
+    ]
+    if faults:
+        raise SourceError(
+            "the parameter names given do not fit the optimizer's shapes",
+            hint="give them in the order in which the optimizer got them, group after group",
+            faults=faults,
+        )
+    return names
+
+
+def _can_be_parameter(name: str, tensor: Tensor, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor of the model may be a trained parameter: floating point, and no BatchNorm statistic."""
+    if not is_float(tensor.spec.dtype):
+        return False
+    module, _, leaf = name.rpartition(".")
+    dot = "." if module else ""
+    return not (leaf in _BATCH_NORM and all(f"{module}{dot}{part}" in weights for part in _BATCH_NORM[:2]))
+
+
+def _add_weights(
+    out: Assembled,
+    weights: Mapping[str, Tensor],
+    optimizer: _Optimizer | None,
+    state: State,
+    hints: Hints,
+    prefix: str,
+) -> None:
+    trained = {name for group in optimizer.groups for name in group["params"]} if optimizer else None
+    if optimizer and not optimizer.groups:
+        trained = set(optimizer.state)
+    buffers = {_strip(name, prefix) for name in state.buffers} if state.buffers is not None else None
+    frozen = {_strip(name, prefix) for name in state.frozen} if state.frozen is not None else set()
+    if hints.model is not None:
+        buffers = set(hints.model.buffers)
+        frozen |= set(hints.model.frozen)
+    for name, tensor in weights.items():
+        out.entries[TensorKey(name)] = tensor.with_role(_role(name, tensor, weights, trained, buffers, frozen))
+
+
+def _role(
+    name: str,
+    tensor: Tensor,
+    weights: Mapping[str, Tensor],
+    trained: set[str] | None,
+    buffers: set[str] | None,
+    frozen: set[str],
+) -> Any:
+    if trained is not None and name in trained:
+        return "param"
+    if buffers is not None:
+        if name in buffers:
+            return "buffer"
+        return "frozen" if name in frozen or trained is not None else "param"
+    if name in frozen:
+        return "frozen"
+    if not _can_be_parameter(name, tensor, weights):
+        return "buffer"
+    if trained is None:
+        return "param"
+    return "buffer" if not tensor.spec.shape else "frozen"
+
+
+def _add_optimizer(out: Assembled, optimizer: _Optimizer, weights: Mapping[str, Tensor]) -> None:
+    for name, slots in optimizer.state.items():
+        for slot, value in slots.items():
+            if slot == "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                # torch before 1.12 kept the step as a Python number; its own loader makes a float32 tensor of it.
+                value = _constant_step(value)
+            if isinstance(value, Tensor):
+                out.entries[TensorKey(name, slot)] = value.with_role("optim")
+            elif isinstance(value, Opaque):
+                out.drops.append(Drop(f"optimizer state {slot} of {name}", f"{value} cannot be carried"))
+            else:
+                out.optimizer_values.setdefault(name, {})[slot] = value
+        _warn_shared(out, name, slots)
+    for index, group in enumerate(optimizer.groups):
+        kept: dict[str, Any] = {}
+        for key, value in group.items():
+            kept[key] = _extra(out, f"param_groups.{index}.{key}", value) if key != "params" else value
+        out.param_groups.append({key: value for key, value in kept.items() if value is not _GONE})
+
+
+def _warn_shared(out: Assembled, name: str, slots: Mapping[str, Any]) -> None:
+    seen: dict[object, str] = {}
+    for slot, value in slots.items():
+        if isinstance(value, Tensor) and value.storage is not None and value.spec.shape:
+            twin = seen.setdefault(value.storage, slot)
+            if twin != slot:
+                out.warnings.append(
+                    f"{twin} and {slot} of {name} are one tensor in the file: FSDP1 on CPU with offload_to_cpu=True "
+                    "writes such files, and the first of the two is lost in them"
+                )
+
+
+def _constant_step(value: float) -> Tensor:
+    return Tensor.at(Constant(struct.pack("<f", float(value))), (), "float32", "optim")
+
+
+_GONE: Any = object()
+
+
+def _extra(out: Assembled, name: str, tree: Tree) -> Tree:
+    """An extra with its tensors moved to the entries; objects of unknown classes become drops, alone if nested."""
+    lost: list[tuple[Any, ...]] = []
+
+    def leaf(path: tuple[Any, ...], value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = TensorKey(".".join(map(str, (name, *path))), "extra")
+            out.entries[key] = value.with_role("extra")
+            return TensorRef(key)
+        if isinstance(value, Opaque):
+            lost.append(path)
+            where = ".".join(map(str, (name, *path)))
+            out.drops.append(Drop(where, f"it is an {value}, which is not imported here"))
+            return _GONE
+        return value
+
+    kept = mapped(tree, leaf)
+    return _without_gone(kept) if lost else kept
+
+
+def _without_gone(tree: Tree) -> Tree:
+    if isinstance(tree, Mapping):
+        return {key: _without_gone(value) for key, value in tree.items() if value is not _GONE}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_without_gone(value) if value is not _GONE else None for value in tree)
+    return tree

@@ -1,0 +1,74 @@
+"""Trees: the nested dicts, lists and tuples of a checkpoint, with tensors, plain values and inert objects as leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .spec import Tensor, TensorKey
+
+Path = tuple[Any, ...]
+Tree = Any  # pickle forces it: dict | list | tuple of trees, Tensor, TensorRef, Opaque, or a plain Python value
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An object of a class that was not imported: only its qualified name is known, and it cannot be carried."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"object of class {self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Stands in an extra for a tensor of the checkpoint: `checkpoint.read(*ref.key)` reads it."""
+
+    key: TensorKey
+
+
+def walk(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every leaf with its path, in order. Empty containers are leaves: they are told apart from absent ones."""
+    if isinstance(tree, Mapping) and tree:
+        for key, child in tree.items():
+            yield from walk(child, (*path, key))
+    elif isinstance(tree, list | tuple) and tree and not hasattr(tree, "_fields"):
+        for index, child in enumerate(tree):
+            yield from walk(child, (*path, index))
+    else:
+        yield path, tree
+
+
+def mapped(tree: Tree, leaf: Callable[[Path, Any], Any], path: Path = ()) -> Tree:
+    """The same tree with every leaf replaced by `leaf(path, value)`. Mappings become plain dicts."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(child, leaf, (*path, key)) for key, child in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(child, leaf, (*path, index)) for index, child in enumerate(tree)]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(mapped(child, leaf, (*path, index)) for index, child in enumerate(tree))
+    return leaf(path, tree)
+
+
+def dotted(path: Path) -> str:
+    """The path as one key, joined by dots as DCP does."""
+    return ".".join(map(str, path))
+
+
+def is_tensors(tree: Tree) -> bool:
+    """Whether a tree is a flat, non-empty mapping of names to tensors (a model's state dict), extra state allowed."""
+    if not isinstance(tree, Mapping) or not tree or not all(isinstance(key, str) for key in tree):
+        return False
+    values = [value for key, value in tree.items() if not str(key).endswith("_extra_state")]
+    return bool(values) and all(isinstance(value, Tensor) for value in values)
+
+
+def outline(tree: Tree, limit: int = 12) -> str:
+    """The top-level keys of a tree in one line, for messages about conventions that are not known."""
+    if isinstance(tree, Mapping):
+        keys = [str(key) for key in tree]
+        more = f", ... ({len(keys)} keys)" if len(keys) > limit else ""
+        return ", ".join(keys[:limit]) + more
+    return f"a {type(tree).__name__}"
