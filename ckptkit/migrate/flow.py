@@ -1,0 +1,497 @@
+"""Where values come from: a demand-driven walk from an expression back to the calls and literals that made its value.
+
+It is a may-analysis over the whole program: through assignments, attributes of `self`, parameters and their callers,
+returns, tuples, conditionals and imports of sibling modules. Within one function the assignments that reach a use are
+told apart by position (the nearest one that surely ran hides earlier ones). What cannot be followed has no origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import libcst as cst
+from libcst import metadata
+from libcst.helpers import get_full_name_for_node
+
+from .module import Module
+from .names import PASS_CALLS, PASS_METHODS, canonical
+from .program import Program
+
+CALL, NAME, CLASS, FUNCTION, LITERAL, INSTANCE = "call", "name", "class", "function", "literal", "instance"
+_LITERALS = (
+    cst.Integer,
+    cst.Float,
+    cst.SimpleString,
+    cst.ConcatenatedString,
+    cst.FormattedString,
+    cst.Dict,
+    cst.List,
+    cst.Set,
+    cst.Tuple,
+    cst.Lambda,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was made.
+
+    kind `call`: a call of the API `name` (`name[0]` for the first value unpacked from it); `instance`: a call of a class of
+    the program; `name`: a reference to the API `name`; `class`/`function`: a definition in the program; `literal`: a
+    constant, container or lambda.
+    """
+
+    module: Module
+    node: cst.CSTNode
+    kind: str
+    name: str = ""
+
+    def __hash__(self) -> int:
+        return hash((id(self.node), self.kind, self.name))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origin) and (self.node is other.node, self.kind, self.name) == (
+            True,
+            other.kind,
+            other.name,
+        )
+
+
+Origins = frozenset[Origin]
+NOTHING: Origins = frozenset()
+
+
+@dataclass(slots=True)
+class Flow:
+    """Answers `origins` for any expression of a program."""
+
+    program: Program
+    _memo: dict[int, Origins] = field(default_factory=dict)
+    _busy: set[int] = field(default_factory=set)
+    _cut: set[int] = field(default_factory=set)  # expressions in work on whose own answer something asked for depends
+    _callers: dict[int, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
+    _calls_by_name: dict[str, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
+    _indexed: int = 0
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def origins(self, module: Module, node: cst.CSTNode) -> Origins:
+        """All places where the value of an expression may have been made."""
+        key = id(node)
+        if key in self._memo:
+            return self._memo[key]
+        if key in self._busy:
+            self._cut.add(key)
+            return NOTHING
+        self._busy.add(key)
+        try:
+            found = self._expression(module, node)
+        finally:
+            self._busy.discard(key)
+            self._cut.discard(key)
+        if not self._cut:  # else the answer lacks what the expression at the start of the cycle will add
+            self._memo[key] = found
+        return found
+
+    def names(self, module: Module, node: cst.CSTNode) -> set[str]:
+        """Dotted names of the APIs that an expression may refer to (not: call)."""
+        return {origin.name for origin in self.origins(module, node) if origin.kind == NAME}
+
+    def name(self, module: Module, node: cst.CSTNode) -> str:
+        """The one API that an expression refers to, or an empty string."""
+        origins = self.origins(module, node)
+        names = {origin.name if origin.kind == NAME else "" for origin in origins}
+        return names.pop() if len(names) == 1 else ""
+
+    def called(self, module: Module, call: cst.Call) -> str:
+        """The one API that a call calls, or an empty string."""
+        return self.name(module, call.func)
+
+    def callers(self, module: Module, function: cst.FunctionDef) -> list[tuple[Module, cst.Call]]:
+        """All calls of a function (of a class, for `__init__`) in the program."""
+        key = id(function)
+        if key in self._callers:
+            return self._callers[key]
+        owner = self.owner(module, function)
+        wanted = function.name.value
+        if owner is not None and wanted == "__init__":
+            wanted = owner.name.value
+        found = []
+        for where, call in self._calls_named(wanted):
+            target: cst.CSTNode = owner if owner is not None and function.name.value == "__init__" else function
+            if any(o.node is target for o in self.origins(where, call.func)):
+                found.append((where, call))
+        if not self._cut:
+            self._callers[key] = found
+        return found
+
+    def owner(self, module: Module, function: cst.CSTNode) -> cst.ClassDef | None:
+        """The class whose method a function is."""
+        holder = module.up(function, cst.FunctionDef, cst.ClassDef, cst.Lambda)
+        return holder if isinstance(holder, cst.ClassDef) else None
+
+    # -- expressions ---------------------------------------------------------------------------------------------
+
+    def _expression(self, module: Module, node: cst.CSTNode) -> Origins:
+        if isinstance(node, cst.Name):
+            if node.value in ("None", "True", "False"):
+                return frozenset((Origin(module, node, LITERAL, node.value),))
+            return self._name(module, node)
+        if isinstance(node, cst.Attribute):
+            return self._attribute(module, node)
+        if isinstance(node, cst.Call):
+            return self._call(module, node)
+        if isinstance(node, cst.IfExp):
+            return self.origins(module, node.body) | self.origins(module, node.orelse)
+        if isinstance(node, cst.BooleanOperation):
+            return self.origins(module, node.left) | self.origins(module, node.right)
+        if isinstance(node, cst.NamedExpr):
+            return self.origins(module, node.value)
+        if isinstance(node, cst.Await):
+            return self.origins(module, node.expression)
+        if isinstance(node, cst.Subscript):
+            return self._subscript(module, node)
+        if isinstance(node, _LITERALS):
+            return frozenset((Origin(module, node, LITERAL),))
+        if isinstance(node, cst.FunctionDef):
+            return frozenset((Origin(module, node, FUNCTION, node.name.value),))
+        if isinstance(node, cst.ClassDef):
+            return frozenset((Origin(module, node, CLASS, node.name.value),))
+        return NOTHING
+
+    def _name(self, module: Module, node: cst.Name) -> Origins:
+        scope = module.scope(node)
+        if scope is None:
+            return NOTHING
+        assignments = [a for a in scope[node.value] if isinstance(a, metadata.BaseAssignment)]
+        if assignments and all(isinstance(a, metadata.BuiltinAssignment) for a in assignments):
+            return frozenset((Origin(module, node, NAME, f"builtins.{node.value}"),))
+        found: Origins = NOTHING
+        for assignment in self._reaching(module, node, assignments):
+            found |= self._assignment(module, assignment, node.value)
+        return found
+
+    def _reaching(
+        self, module: Module, use: cst.CSTNode, assignments: Iterable[metadata.BaseAssignment]
+    ) -> list[metadata.BaseAssignment]:
+        local, rest = [], []
+        function = module.function(use)
+        for assignment in assignments:
+            node = getattr(assignment, "node", None)
+            if node is None:
+                continue  # a builtin
+            same = isinstance(node, cst.CSTNode) and module.function(node) is function
+            is_parameter = isinstance(assignment, metadata.Assignment) and isinstance(module.parent(node), cst.Param)
+            (local if same and not is_parameter else rest).append((assignment, node))
+        use_at = module.span(use).start
+        loops = module.loops(use)
+        ordered = sorted(((_effect(module, node), a, node) for a, node in local), key=lambda one: -one[0])
+        found: list[metadata.BaseAssignment] = []
+        for effect, assignment, node in ordered:
+            if effect > use_at:
+                if any(module.within(node, loop) for loop in loops):
+                    found.append(assignment)
+                continue
+            found.append(assignment)
+            if _surely_ran(module, node, use):
+                return found
+        if not found and not rest and function is None:
+            return [a for _, a, _ in ordered]  # used before every assignment: a loop of cells, or dead code
+        return [*found, *(a for a, _ in rest)]
+
+    def _assignment(self, module: Module, assignment: metadata.BaseAssignment, name: str) -> Origins:
+        if isinstance(assignment, metadata.ImportAssignment):
+            statement = assignment.node
+            if not isinstance(statement, (cst.Import, cst.ImportFrom)):
+                return NOTHING
+            full, source = self.program.imported(statement, name, module)
+            if source is None:
+                return frozenset((Origin(module, statement, NAME, canonical(full)),))
+            if not full:
+                return frozenset((Origin(source, source.tree, NAME, "<module>"),))
+            return self.exported(source, full)
+        node = getattr(assignment, "node", None)
+        if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+            return self.origins(module, node)
+        return self._target(module, node) if isinstance(node, cst.CSTNode) else NOTHING
+
+    def exported(self, module: Module, name: str) -> Origins:
+        """Origins of a module-level name of a module of the program."""
+        scope = module.scope(module.tree.body[0]) if module.tree.body else None
+        if scope is None:
+            return NOTHING
+        found: Origins = NOTHING
+        for assignment in scope.globals[name]:
+            found |= self._assignment(module, assignment, name)
+        return found
+
+    def _target(self, module: Module, target: cst.CSTNode) -> Origins:
+        """Origins of what is stored in an assignment target (a name, an attribute, a parameter's name)."""
+        path: list[int] = []
+        at: cst.CSTNode = target
+        for holder in module.ancestors(target):
+            if isinstance(holder, cst.Param):
+                return self._parameter(module, holder)
+            if isinstance(holder, cst.Element) and isinstance(module.parent(holder), (cst.Tuple, cst.List)):
+                elements = module.parent(holder).elements  # type: ignore[union-attr]
+                path.insert(0, next(i for i, e in enumerate(elements) if e is holder))
+            elif isinstance(holder, cst.AssignTarget):
+                statement = module.parent(holder)
+                value = statement.value  # type: ignore[union-attr]
+                return self._unpacked(module, value, path)
+            elif isinstance(holder, (cst.AnnAssign, cst.NamedExpr)):
+                return self._unpacked(module, holder.value, path) if holder.value is not None else NOTHING
+            elif isinstance(holder, cst.AsName):
+                item = module.parent(holder)
+                return self.origins(module, item.item) if isinstance(item, cst.WithItem) else NOTHING
+            elif isinstance(holder, (cst.CompFor, cst.For)):
+                return self._items(module, holder.iter) if holder.target is at and not path else NOTHING
+            elif isinstance(holder, cst.BaseStatement):
+                return NOTHING
+            at = holder
+        return NOTHING
+
+    def _items(self, module: Module, iterable: cst.BaseExpression) -> Origins:
+        """Origins of the items of a literal tuple or list."""
+        found: Origins = NOTHING
+        for origin in self.origins(module, iterable):
+            if isinstance(origin.node, (cst.Tuple, cst.List)):
+                for element in origin.node.elements:
+                    found |= self.origins(origin.module, element.value)
+        return found
+
+    def _unpacked(self, module: Module, value: cst.CSTNode, path: list[int]) -> Origins:
+        found = self.origins(module, value)
+        for index in path:
+            found = self._item(found, index)
+        return found
+
+    def _item(self, origins: Origins, index: int) -> Origins:
+        found: Origins = NOTHING
+        for origin in origins:
+            node = origin.node
+            if isinstance(node, (cst.Tuple, cst.List)):
+                if -len(node.elements) <= index < len(node.elements):
+                    found |= self.origins(origin.module, node.elements[index].value)
+            elif origin.kind == CALL:
+                found |= {Origin(origin.module, node, CALL, f"{origin.name}[{index}]")}
+        return found
+
+    def _subscript(self, module: Module, node: cst.Subscript) -> Origins:
+        base = self.origins(module, node.value)
+        if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
+            return NOTHING
+        index = node.slice[0].slice.value
+        if isinstance(index, cst.Integer):
+            return self._item(base, int(index.value, 0))
+        if isinstance(index, cst.SimpleString):
+            return self._entry(base, index.evaluated_value)
+        return NOTHING
+
+    def _entry(self, origins: Origins, key: str | bytes) -> Origins:
+        found: Origins = NOTHING
+        for origin in origins:
+            if isinstance(origin.node, cst.Dict):
+                for element in origin.node.elements:
+                    if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
+                        if element.key.evaluated_value == key:
+                            found |= self.origins(origin.module, element.value)
+        return found
+
+    def _parameter(self, module: Module, param: cst.Param) -> Origins:
+        function = module.function(param)
+        if not isinstance(function, cst.FunctionDef):
+            return NOTHING
+        owner = self.owner(module, function)
+        params = [*function.params.posonly_params, *function.params.params]
+        static = any(get_full_name_for_node(d.decorator) == "staticmethod" for d in function.decorators)
+        bound = owner is not None and not static
+        if bound and params and params[0] is param:
+            return frozenset((Origin(module, owner, INSTANCE, owner.name.value),)) if owner else NOTHING
+        found: Origins = self.origins(module, param.default) if param.default is not None else NOTHING
+        for where, call in self.callers(module, function):
+            argument = argument_of(call, [p.name.value for p in params[1 if bound else 0 :]], param.name.value)
+            if argument is not None:
+                found |= self.origins(where, argument)
+        return found
+
+    # -- attributes and calls ------------------------------------------------------------------------------------
+
+    def _attribute(self, module: Module, node: cst.Attribute) -> Origins:
+        name = node.attr.value
+        found: Origins = NOTHING
+        base = self.origins(module, node.value)
+        for origin in base:
+            if origin.kind == NAME and origin.name == "<module>":
+                found |= self.exported(origin.module, name)
+            elif origin.kind == NAME:
+                full = f"{origin.name}.{name}"
+                inside = self.program.find(full, module) or self.program.find(origin.name, module)
+                if inside is not None and not full.startswith(("torch.", "deepspeed.")):
+                    if self.program.find(full, module) is inside:
+                        found |= {Origin(inside, inside.tree, NAME, "<module>")}
+                    else:
+                        found |= self.exported(inside, name)
+                else:
+                    found |= {Origin(module, node, NAME, canonical(full))}
+            elif origin.kind in (INSTANCE, CLASS) and isinstance(origin.node, cst.ClassDef):
+                found |= self.member(origin.module, origin.node, name)
+            elif origin.kind == CALL and name in ("module", "_fsdp_wrapped_module", "_orig_mod"):
+                found |= {origin}
+        return found
+
+    def member(self, module: Module, owner: cst.ClassDef, name: str, seen: frozenset[int] = frozenset()) -> Origins:
+        """Origins of an attribute of a class: what its body and its methods, or other code, store in it."""
+        if id(owner) in seen:
+            return NOTHING
+        found: Origins = NOTHING
+        for where, target in self.stores(name):
+            if isinstance(target, cst.Attribute):
+                if any(o.node is owner for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)):
+                    found |= self._target(where, target)
+        for line in owner.body.body:
+            if isinstance(line, cst.FunctionDef) and line.name.value == name:
+                found |= self.origins(module, line)
+            for small in getattr(line, "body", ()) if isinstance(line, cst.SimpleStatementLine) else ():
+                for target in assigned_names(small):
+                    if isinstance(target, cst.Name) and target.value == name:
+                        found |= self._target(module, target)
+        if not found:
+            for base in owner.bases:
+                for origin in self.origins(module, base.value):
+                    if isinstance(origin.node, cst.ClassDef):
+                        found |= self.member(origin.module, origin.node, name, seen | {id(owner)})
+        return found
+
+    def stores(self, attribute: str) -> list[tuple[Module, cst.Attribute]]:
+        """All places in the program that assign to an attribute of some name."""
+        found = []
+        for module in self.program:
+            for node in module.every(cst.Attribute):
+                if node.attr.value == attribute and is_store(module, node):
+                    found.append((module, node))
+        return found
+
+    def _call(self, module: Module, node: cst.Call) -> Origins:
+        found: Origins = NOTHING
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value in PASS_METHODS:
+            base = self.origins(module, node.func.value)
+            if not any(o.kind in (NAME, INSTANCE, CLASS) and isinstance(o.node, cst.ClassDef) for o in base):
+                passed = frozenset(o for o in base if o.kind in (CALL, INSTANCE))
+                if passed:
+                    return passed
+        for origin in self.origins(module, node.func):
+            if origin.kind == FUNCTION and isinstance(origin.node, cst.FunctionDef):
+                found |= self.returned(origin.module, origin.node)
+            elif origin.kind == CLASS:
+                found |= {Origin(origin.module, origin.node, INSTANCE, origin.name)}
+            elif origin.kind == NAME:
+                if origin.name in PASS_CALLS and node.args:
+                    found |= self.origins(module, node.args[0].value)
+                found |= {Origin(module, node, CALL, origin.name)}
+            elif origin.kind == CALL and origin.name == "functools.partial":
+                inner = origin.node.args[0].value if isinstance(origin.node, cst.Call) and origin.node.args else None
+                for target in self.origins(origin.module, inner) if inner is not None else ():
+                    if target.kind == NAME:
+                        found |= {Origin(module, node, CALL, target.name)}
+                    elif target.kind == FUNCTION and isinstance(target.node, cst.FunctionDef):
+                        found |= self.returned(target.module, target.node)
+        return found
+
+    def returned(self, module: Module, function: cst.FunctionDef) -> Origins:
+        """Origins of all values that a function returns."""
+        found: Origins = NOTHING
+        for statement in returns(module, function):
+            if statement.value is not None:
+                found |= self.origins(module, statement.value)
+        return found
+
+    def _calls_named(self, name: str) -> list[tuple[Module, cst.Call]]:
+        modules = list(self.program)
+        if self._indexed != len(modules):
+            self._calls_by_name = {}
+            for module in modules:
+                for call in module.every(cst.Call):
+                    last = call.func.attr if isinstance(call.func, cst.Attribute) else call.func
+                    if isinstance(last, cst.Name):
+                        self._calls_by_name.setdefault(last.value, []).append((module, call))
+            self._indexed = len(modules)
+        return self._calls_by_name.get(name, [])
+
+
+def returns(module: Module, function: cst.FunctionDef) -> list[cst.Return]:
+    """The return statements of a function, without those of functions inside it."""
+    return [r for r in module.every(cst.Return) if module.function(r) is function]
+
+
+def argument_of(call: cst.Call, positional: list[str], name: str) -> cst.BaseExpression | None:
+    """The argument that a call gives for a parameter, by keyword or position; None when it gives none."""
+    for argument in call.args:
+        if argument.keyword is not None and argument.keyword.value == name:
+            return argument.value
+    if name not in positional:
+        return None
+    index = positional.index(name)
+    leading = []
+    for argument in call.args:
+        if argument.keyword is not None or argument.star:
+            break
+        leading.append(argument)
+    return leading[index].value if index < len(leading) else None
+
+
+def assigned_names(statement: cst.CSTNode) -> list[cst.BaseExpression]:
+    """The targets of an assignment statement, tuples taken apart."""
+    if isinstance(statement, cst.Assign):
+        targets: list[cst.BaseExpression] = [target.target for target in statement.targets]
+    elif isinstance(statement, (cst.AnnAssign, cst.AugAssign)):
+        targets = [statement.target]
+    else:
+        return []
+    flat: list[cst.BaseExpression] = []
+    while targets:
+        target = targets.pop(0)
+        if isinstance(target, (cst.Tuple, cst.List)):
+            targets = [element.value for element in target.elements] + targets
+        else:
+            flat.append(target)
+    return flat
+
+
+def is_store(module: Module, node: cst.CSTNode) -> bool:
+    """Whether an expression is assigned to."""
+    at = node
+    for holder in module.ancestors(node):
+        if isinstance(holder, cst.AssignTarget):
+            return True
+        if isinstance(holder, (cst.AnnAssign, cst.AugAssign)):
+            return holder.target is at
+        if not isinstance(holder, (cst.Element, cst.Tuple, cst.List)):
+            return False
+        at = holder
+    return False
+
+
+def _effect(module: Module, node: cst.CSTNode) -> int:
+    """Offset from which on an assignment holds: behind its statement, or in the body of a loop or with."""
+    if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+        return module.span(node).start
+    holder = module.up(node, cst.BaseSmallStatement, cst.BaseCompoundStatement, cst.NamedExpr)
+    if isinstance(holder, (cst.BaseSmallStatement, cst.NamedExpr)):
+        return module.span(holder).stop
+    return module.span(node).stop
+
+
+def _surely_ran(module: Module, node: cst.CSTNode, use: cst.CSTNode) -> bool:
+    """Whether an assignment above a use ran on every way to it: its block holds the use (a `with` is no branch)."""
+    try:
+        line = node if isinstance(node, (cst.FunctionDef, cst.ClassDef)) else module.line(node)
+    except LookupError:
+        return False
+    block = module.parent(line)
+    while isinstance(block, cst.IndentedBlock) and isinstance(module.parent(block), cst.With):
+        if module.within(use, block):
+            return True
+        block = module.parent(module.parent(block))  # type: ignore[arg-type]
+    return block is not None and module.within(use, block)

@@ -1,0 +1,328 @@
+"""Mends the imports of a module after its edits: takes out what nothing uses any more and adds what edits need."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import metadata
+from libcst.helpers import get_full_name_for_node
+
+from .draft import Draft
+from .edit import Edit, Rendering, Span
+from .flow import CALL, LITERAL, NAME
+from .module import Module
+from .names import OWNERS
+
+
+def sweep(draft: Draft, sources: frozenset[str]) -> None:
+    """Delete assignments whose names nothing that is still shown uses, and repeat until quiet.
+
+    Candidates are those that rules marked, what was merged into the wraps, and all that hold nothing but an old API.
+    """
+    draft.sweepable += _candidates(draft, sources)
+    while True:
+        rendering = draft.rendering()
+        rendering.whole()
+        dead = [one for one in draft.sweepable if one not in draft.deleted and _unused(draft, one, rendering)]
+        if not dead:
+            break
+        for statement in dead:
+            draft.delete(statement)
+    _fill_blocks(draft)
+
+
+def _candidates(draft: Draft, sources: frozenset[str]) -> list[cst.CSTNode]:
+    module = draft.module
+    carried = [v.node for w in draft.all_wraps if not w.plan.refused for v in w.carriers if v.module is module]
+    merged = {id(o.node) for node in carried for o in draft.origins(node)}
+    for wrap in draft.all_wraps:
+        taken = [wrap.args[name] for name in wrap.plan.claimed if name in wrap.args and not wrap.plan.refused]
+        for value in taken:
+            for origin in draft.flow.origins(value.module, value.node):
+                if origin.kind == LITERAL or origin.name == "functools.partial":
+                    merged.add(id(origin.node))
+    found: list[cst.CSTNode] = []
+    for statement in module.every(cst.Assign, cst.AnnAssign):
+        value = statement.value
+        if value is None or module.skips(statement):
+            continue
+        origins = draft.origins(value)
+        owned = any(OWNERS[s](o.name) and o.kind in (NAME, CALL) for o in origins for s in sources)
+        wrapped = any(o.node is w.call for o in origins for w in draft.all_wraps)
+        if (owned and not wrapped) or any(id(o.node) in merged for o in origins):
+            found.append(statement)
+        elif isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, cst.Subscript):
+            if any(id(o.node) in merged for o in draft.origins(statement.targets[0].target.value)):
+                found.append(statement)
+    return found
+
+
+def _unused(draft: Draft, statement: cst.CSTNode, rendering: Rendering) -> bool:
+    module = draft.module
+    targets = [t.target for t in statement.targets] if isinstance(statement, cst.Assign) else []
+    if isinstance(statement, cst.AnnAssign):
+        targets = [statement.target]
+    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+        targets = [statement.name]
+    if len(targets) != 1:
+        return False
+    target = targets[0]
+    if isinstance(target, cst.Subscript):
+        target = target.value
+    if not isinstance(target, cst.Name):
+        return False
+    scope = module.scope(target if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)) else statement)
+    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+        scope = module.scope(module.parent(statement) or statement)
+    if scope is None or (isinstance(scope, metadata.GlobalScope) and _exported(draft, target.value)):
+        return False
+    used = False
+    for assignment in scope[target.value]:
+        for access in assignment.references:
+            at = module.span(access.node).start
+            if (
+                not module.within(access.node, statement)
+                and rendering.shows(at)
+                and not _is_sibling_store(draft, access.node)
+            ):
+                return False
+            used = True
+    return used
+
+
+def _is_sibling_store(draft: Draft, node: cst.CSTNode) -> bool:
+    """Whether a use is only `name["key"] = value` in a statement that is itself marked."""
+    try:
+        statement = draft.module.statement(node)
+    except LookupError:
+        return False
+    if statement not in draft.sweepable or not isinstance(statement, cst.Assign):
+        return False
+    return any(isinstance(t.target, cst.Subscript) and t.target.value is node for t in statement.targets)
+
+
+def _exported(draft: Draft, name: str) -> bool:
+    """Whether another module of the run imports a name of this one, or `__all__` lists it."""
+    if "__all__" in draft.module.text.masked and f'"{name}"' in draft.module.text.masked.replace("'", '"'):
+        return True
+    for module in draft.flow.program:
+        if module is draft.module:
+            continue
+        for statement in module.every(cst.ImportFrom):
+            if isinstance(statement.names, cst.ImportStar):
+                continue
+            for alias in statement.names:
+                if get_full_name_for_node(alias.name) == name:
+                    base = get_full_name_for_node(statement.module) if statement.module else ""
+                    if draft.flow.program.find(base or "", module, len(statement.relative)) is draft.module:
+                        return True
+    return False
+
+
+def _fill_blocks(draft: Draft) -> None:
+    """Put `pass` where all statements of a block were deleted and nothing was inserted."""
+    gone = [draft.module.line(s) for s in draft.deleted]
+    for line in gone:
+        block = draft.module.parent(line)
+        if not isinstance(block, cst.IndentedBlock) or not all(one in gone for one in block.body):
+            continue
+        span = Span(draft.module.lines(block.body[0]).start, draft.module.lines(block.body[-1]).stop)
+        inserted = any(
+            e.inserts
+            and span.holds(e.span)
+            and any(str(p).strip() and not str(p).strip().startswith("#") for p in e.pieces)
+            for e in draft.edits
+        )
+        if not inserted and not any(e.order == -99 and e.span.start == span.start for e in draft.edits):
+            text = draft.module.indent(block.body[0]) + "pass" + draft.module.text.newline
+            draft.edits.append(Edit(Span(span.start, span.start), (text,), order=-99))
+
+
+def mend(draft: Draft) -> None:
+    """Remove dead imports and add needed ones."""
+    if not draft.edits:
+        return
+    rendering = draft.rendering()
+    rendering.whole()
+    module = draft.module
+    wanted: dict[str, list[tuple[str, str]]] = {}
+    for (base, name), local in draft.needs.items():
+        if not _is_bound(module, base, name, local, rendering):
+            wanted.setdefault(base if name else "", []).append((name or base, local))
+    plain = wanted.pop("", [])
+    emptied: list[cst.ImportFrom] = []
+    for statement in module.every(cst.ImportFrom):
+        if isinstance(statement.names, cst.ImportStar) or module.skips(statement):
+            continue
+        dead = [alias for alias in statement.names if _is_dead(draft, statement, alias, rendering)]
+        base = get_full_name_for_node(statement.module) if statement.module and not statement.relative else ""
+        at_top = module.function(statement) is None and module.up(statement, cst.ClassDef) is None
+        new = wanted.pop(base, []) if base and at_top and not _inside_block(module, statement) else []
+        if len(dead) == len(statement.names) and not new:
+            emptied.append(statement)
+        elif dead or new:
+            _change(draft, statement, dead, [_spelled(name, local) for name, local in new])
+    lines = [f"import {base}" + (f" as {local}" if local != base else "") for base, local in plain]
+    lines += [
+        f"from {base} import {', '.join(_spelled(name, local) for name, local in sorted(names))}"
+        for base, names in sorted(wanted.items())
+    ]
+    for statement in list(emptied):
+        top = module.function(statement) is None and not _inside_block(module, statement)
+        alone = len(module.line(statement).body) == 1  # type: ignore[attr-defined]
+        if lines and top and alone and not _plain_only(lines):
+            draft.replace(statement, *draft.join([(line,) for line in lines], ""))
+            lines = []
+        else:
+            draft.delete(statement)
+    for statement in module.every(cst.Import):
+        dead_import = [a for a in statement.names if _is_dead(draft, statement, a, rendering)]
+        if dead_import and len(dead_import) == len(statement.names):
+            draft.delete(statement)
+    if lines or draft.helpers:
+        _add(draft, lines)
+    _fill_blocks(draft)
+
+
+def _plain_only(lines: list[str]) -> bool:
+    return all(line.startswith("import ") for line in lines)
+
+
+def _spelled(name: str, local: str) -> str:
+    return name if name == local else f"{name} as {local}"
+
+
+def _inside_block(module: Module, statement: cst.CSTNode) -> bool:
+    return module.parent(module.line(statement)) is not module.tree
+
+
+def _is_bound(module: Module, base: str, name: str, local: str, rendering: Rendering) -> bool:
+    for line in module.tree.body:
+        for small in getattr(line, "body", ()) if isinstance(line, cst.SimpleStatementLine) else ():
+            if not rendering.shows(module.span(small).start):
+                continue
+            if isinstance(small, cst.Import) and not name:
+                for alias in small.names:
+                    bound = get_full_name_for_node(alias.asname.name) if alias.asname else None
+                    full = get_full_name_for_node(alias.name) or ""
+                    if full == base and (bound or full) == local:
+                        return True
+            elif isinstance(small, cst.ImportFrom) and not isinstance(small.names, cst.ImportStar):
+                whole = f"{base}.{name}" if name else base
+                prefix = get_full_name_for_node(small.module) if small.module and not small.relative else None
+                for alias in small.names:
+                    bound = get_full_name_for_node(alias.asname.name if alias.asname else alias.name)
+                    if prefix and f"{prefix}.{get_full_name_for_node(alias.name)}" == whole and bound == local:
+                        return True
+    return False
+
+
+def _is_dead(
+    draft: Draft, statement: cst.Import | cst.ImportFrom, alias: cst.ImportAlias, rendering: Rendering
+) -> bool:
+    """Whether an imported name was used and every use is gone. A name that was never used is not ours to judge."""
+    module = draft.module
+    local = get_full_name_for_node(alias.asname.name if alias.asname else alias.name)
+    if local is None or "." in local:
+        return False
+    if local in draft.needs.values():
+        return False
+    scope = module.scope(statement)
+    if scope is None or (isinstance(scope, metadata.GlobalScope) and _exported(draft, local)):
+        return False
+    used = False
+    for assignment in scope[local]:
+        for access in assignment.references:
+            used = True
+            if rendering.shows(module.span(access.node).start):
+                return False
+    return used
+
+
+def _change(draft: Draft, statement: cst.ImportFrom, dead: list[cst.ImportAlias], new: list[str]) -> None:
+    module = draft.module
+    aliases = list(statement.names)  # type: ignore[arg-type]
+    kept = [alias for alias in aliases if alias not in dead]
+    if not kept:
+        first, last = module.span(aliases[0]).start, _alias_stop(module, aliases[-1])
+        multiline = module.text.newline in module.text.content[first:last] or _broken(module, aliases[0])
+        separator = f",{module.text.newline}{_lead(module, aliases[0])}" if multiline else ", "
+        draft.replace_span(Span(first, last), separator.join(new))
+        return
+    for alias in dead:
+        index = aliases.index(alias)
+        start = module.span(alias).start
+        if index + 1 < len(aliases):
+            draft.replace_span(Span(start, module.span(aliases[index + 1]).start))
+    # A dead tail goes from behind the last kept name on.
+    last_kept = aliases.index(kept[-1])
+    stop = _alias_stop(module, kept[-1])
+    if last_kept + 1 < len(aliases):
+        draft.edits = [
+            e for e in draft.edits if e.inserts or e.span.start < stop or e.span.stop > _alias_stop(module, aliases[-1])
+        ]
+        draft.replace_span(Span(stop, _alias_stop(module, aliases[-1])))
+    if new:
+        lead = f",{module.text.newline}{_lead(module, kept[-1])}" if _broken(module, kept[-1]) else ", "
+        draft.edits.append(Edit(Span(stop, stop), tuple(lead + one for one in new)))
+
+
+def _alias_stop(module: Module, alias: cst.ImportAlias) -> int:
+    node: cst.CSTNode = alias.asname.name if alias.asname else alias.name
+    return module.span(node).stop
+
+
+def _broken(module: Module, alias: cst.ImportAlias) -> bool:
+    start = module.span(alias).start
+    return not module.text.content[module.text.line_start(start) : start].strip()
+
+
+def _lead(module: Module, alias: cst.ImportAlias) -> str:
+    start = module.span(alias).start
+    lead = module.text.content[module.text.line_start(start) : start]
+    return lead if not lead.strip() else " " * len(lead)
+
+
+def _add(draft: Draft, lines: list[str]) -> None:
+    module = draft.module
+    edited = [e.span.start for e in draft.edits]
+    anchor: cst.CSTNode | None = None
+    for line in module.tree.body:
+        if isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], (cst.Import, cst.ImportFrom)):
+            before_uses = all(at < module.lines(line).stop or at >= module.span(line).stop for at in edited)
+            if anchor is None or (before_uses and not _code_between(module, anchor, line, edited)):
+                anchor = line
+    if anchor is None:
+        body = module.tree.body
+        anchor = body[0] if body and _is_docstring(body[0]) else None
+    pieces = [(line,) for line in lines]
+    if anchor is None:
+        at = module.lines(module.tree.body[0]).start if module.tree.body else 0
+        if pieces:
+            draft._insert(at, tuple(pieces), "", 0, before=True)
+        for text in draft.helpers.values():
+            draft._insert(at, ((text,), ("",), ("",)), "", 1, before=True)
+        return
+    if pieces:
+        draft.after(anchor, *pieces)
+    for text in draft.helpers.values():
+        draft.after(anchor, ("",), ("",), (text,), order=1)
+
+
+def _code_between(module: Module, anchor: cst.CSTNode, line: cst.CSTNode, edited: list[int]) -> bool:
+    """Whether an edited statement other than an import stands between two lines."""
+    start, stop = module.lines(anchor).stop, module.lines(line).start
+    body = [one for one in module.tree.body if start <= module.lines(one).start < stop]
+    for one in body:
+        is_import = isinstance(one, cst.SimpleStatementLine) and isinstance(one.body[0], (cst.Import, cst.ImportFrom))
+        span = module.lines(one)
+        if not is_import and any(span.start <= at < span.stop for at in edited):
+            return True
+    return False
+
+
+def _is_docstring(line: cst.CSTNode) -> bool:
+    return (
+        isinstance(line, cst.SimpleStatementLine)
+        and isinstance(line.body[0], cst.Expr)
+        and isinstance(line.body[0].value, cst.SimpleString)
+    )

@@ -1,0 +1,64 @@
+"""The check that nothing stays behind unsaid: every use of the old API that the edits leave in place is a finding."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from .draft import Draft
+from .names import OWNERS
+
+RULE = "leftover"
+
+
+def report(draft: Draft, sources: frozenset[str]) -> None:
+    """Report every name of an old API that still shows after the edits, with a TODO at its statement."""
+    rendering = draft.rendering()
+    rendering.whole()
+    module = draft.module
+    refused = [module.span(w.call) for w in draft.wraps if w.plan.refused]
+    said: set[tuple[int, str]] = set()
+    for statement in module.every(cst.ImportFrom):
+        base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
+        if isinstance(statement.names, cst.ImportStar) and any(OWNERS[s](base + ".X") for s in sources):
+            if not module.skips(statement):
+                draft.todo(statement, f"names of a star import cannot be resolved: import from {base} by name", RULE)
+    for node in module.every(cst.Name, cst.Attribute):
+        parent = module.parent(node)
+        if isinstance(parent, cst.Attribute) and parent.value is node and _owned(draft, parent, sources):
+            continue  # the longer name is reported
+        if isinstance(parent, cst.Attribute) and parent.attr is node:
+            continue
+        if isinstance(parent, (cst.ImportAlias, cst.AsName, cst.Param)) or module.up(node, cst.Import, cst.ImportFrom):
+            continue
+        if isinstance(parent, cst.Arg) and parent.keyword is node:
+            continue
+        name = _owned(draft, node, sources)
+        if not name or not rendering.shows(module.span(node).start) or module.skips(node):
+            continue
+        if any(span.holds(module.span(node)) for span in refused):
+            continue  # said by the refusal
+        try:
+            key = (id(module.statement(node)), name)
+        except LookupError:
+            continue
+        if key in said:
+            continue
+        said.add(key)
+        draft.todo(
+            node, f"{'.'.join(name.split('.')[-2:])} has no rule for this use; see ckptkit explain leftover", RULE
+        )
+
+
+def _owned(draft: Draft, node: cst.CSTNode, sources: frozenset[str]) -> str:
+    if not isinstance(node, (cst.Name, cst.Attribute)):
+        return ""
+    for name in sorted(draft.flow.names(draft.module, node)):
+        if any(OWNERS[source](name) for source in sources):
+            return name
+    return ""
+
+
+def _parts(node: cst.BaseExpression | None) -> list[str]:
+    if isinstance(node, cst.Attribute):
+        return [*_parts(node.value), node.attr.value]
+    return [node.value] if isinstance(node, cst.Name) else []
