@@ -51,6 +51,11 @@ def rows_of(batch: Any) -> int:
     return int(sizes.pop())
 
 
+def rows_in(workload: Workload) -> int:
+    """The number of rows of the workload's global batch."""
+    return rows_of(_named(workload.batch)(0))
+
+
 def local_batch(workload: Workload, step: int, *, part: int, parts: int, device: str) -> Any:
     """Part number `part` of `parts` equal parts of the global batch of `step`.
 

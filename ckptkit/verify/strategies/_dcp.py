@@ -41,5 +41,7 @@ def _plain_extras(run: TorchRun) -> dict[str, Any]:
 
 FORMS = {
     "dcp": Form(save_dcp, load_dcp),
-    "dcp-flat": Form(lambda run, path: save_dcp(run, path, flat=True), lambda run, path: load_dcp(run, path, flat=True)),
+    "dcp-flat": Form(
+        lambda run, path: save_dcp(run, path, flat=True), lambda run, path: load_dcp(run, path, flat=True)
+    ),
 }

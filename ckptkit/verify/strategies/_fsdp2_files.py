@@ -75,7 +75,7 @@ def _save_hf(run: TorchRun, path: Path, *, consolidate: bool) -> None:
     """
     state = get_model_state_dict(run.model)
     kept = {k: v for k, v in state.items() if k not in run.names.aliases and v.dim() and v.is_floating_point()}
-    index = {name: 1 for name in kept}
+    index = dict.fromkeys(kept, 1)
     writer = HuggingFaceStorageWriter(
         str(path), fqn_to_index_mapping=index, save_distributed=True, enable_consolidation=consolidate
     )

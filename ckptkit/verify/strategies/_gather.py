@@ -76,7 +76,10 @@ def buffer_pieces(model: nn.Module, names: Names) -> Iterable[Piece]:
 def group_table(optimizer: torch.optim.Optimizer, fqns_of: Callable[[Tensor], list[str]]) -> list[dict[str, Any]]:
     """The parameter groups with FQNs in the place of parameters."""
     return [
-        {**{k: v for k, v in group.items() if k != "params"}, "params": [n for p in group["params"] for n in fqns_of(p)]}
+        {
+            **{k: v for k, v in group.items() if k != "params"},
+            "params": [n for p in group["params"] for n in fqns_of(p)],
+        }
         for group in optimizer.param_groups
     ]
 

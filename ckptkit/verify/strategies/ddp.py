@@ -17,7 +17,6 @@ from ._names import names_of
 from .single import WAY as PLAIN
 
 
-
 def _sync(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
     assert isinstance(model, DistributedDataParallel)
     return nullcontext() if last else model.no_sync()

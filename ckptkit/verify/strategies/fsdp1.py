@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 
@@ -67,7 +66,10 @@ def _unit_pieces(run: TorchRun, prefix: str, handle: Any, fqns: dict[int, list[s
             info = flat._shard_param_infos[index]
             if not info.in_shard:
                 continue
-            at, start = slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard), info.intra_param_start_idx
+            at, start = (
+                slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard),
+                info.intra_param_start_idx,
+            )
         if handle._use_orig_params:
             p = flat._params[index]
             yield Piece(name, "value", start, p.detach().flatten())
@@ -102,7 +104,10 @@ class Fsdp1:
         if options.precision == "bf16":
             policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         chosen = {id(unit) for unit in units(model)}
+        # With use_orig_params the parameters stay the same objects, but become 1-D pieces: groups that ask for shapes are
+        # only right when made before. Without it, flat parameters are all there is, and they are there afterwards.
         orig = options.details.get("use_orig_params", True)
+        groups = build_groups(workload, model) if orig else []
         wrapped = FSDP(
             model,
             sharding_strategy=self.sharding,
@@ -112,8 +117,7 @@ class Fsdp1:
             use_orig_params=orig,
             **where,
         )
-        # With use_orig_params=False there are only flat parameters to group: `groups_by_unit` fits, one by shape does not.
-        optimizer = build_optimizer(options.optimizer, build_groups(workload, wrapped))
+        optimizer = build_optimizer(options.optimizer, groups if orig else build_groups(workload, wrapped))
         way = Way(self.name, _sync, _clip, _gather, FORMS)
         return TorchRun(way, workload, options, names_of(workload), wrapped, optimizer, build_scheduler(optimizer))
 

@@ -34,9 +34,7 @@ def _gather(run: TorchRun) -> FullState:
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             pieces.append(Piece(fqns[id(p)], slot, None, whole))
     tensors = exchange([*pieces, *buffer_pieces(run.model, run.names)], run.names.shapes)
-    return full_state(
-        tensors, group_table(run.optimizer, lambda p: [fqns[id(p)]]), run.names, run.scheduler, run.done
-    )
+    return full_state(tensors, group_table(run.optimizer, lambda p: [fqns[id(p)]]), run.names, run.scheduler, run.done)
 
 
 FORMS = {**_dcp.FORMS, **_fsdp2_files.FORMS}

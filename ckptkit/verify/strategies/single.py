@@ -15,7 +15,6 @@ from ._loop import TorchRun, Way, compute_in_bf16, plain_clip, start_model
 from ._names import names_of
 
 
-
 def replicated_state(run: TorchRun) -> FullState:
     """The whole state of a run whose every rank has everything (single process, DDP)."""
     model = _torch_file.inner(run.model)
