@@ -48,7 +48,7 @@ def assemble(state: State, hints: Hints | None = None) -> Assembled:
     admit two readings.
     """
     hints = hints or Hints()
-    out = Assembled(warnings=list(state.warnings))
+    out = Assembled(drops=list(state.drops), warnings=list(state.warnings))
     prefix = common_prefix(clean(name) for name in state.model)
     renamed = _renamed(state.model, prefix)
     model = {name: value for name, value in renamed.items() if isinstance(value, Tensor)}

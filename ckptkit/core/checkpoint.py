@@ -25,7 +25,8 @@ class State:
     `model`: flat, name -> Tensor (or a plain value for `_extra_state`). `optimizer`: `{"state": {name or id: {slot:
     Tensor or plain value}}, "param_groups": [{"params": [name or id, ...], hyper-parameters...}]}`, or None.
     `masters`: name -> fp32 Tensor. `extras`: all the rest by its usual name (`scheduler`, `step`, `rng`, ...).
-    The last four say what the files themselves know about names; None where they do not know.
+    `aliases`, `buffers` and `frozen` are what the files themselves know about names; None where they do not know.
+    `drops` is what belongs to the checkpoint and is not in its files.
     """
 
     model: Mapping[str, Any]
@@ -36,6 +37,7 @@ class State:
     buffers: frozenset[str] | None = None
     frozen: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
+    drops: tuple[Drop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
