@@ -1,3 +1,39 @@
-"""ckptkit: move training runs between PyTorch DDP, FSDP1, FSDP2 and DeepSpeed, and prove that the losses go on."""
+"""ckptkit: move training runs between PyTorch DDP, FSDP1, FSDP2 and DeepSpeed, and prove that the losses go on.
+
+    ck = ckptkit.open(path)                       # names, shapes, groups, extras; no tensor bytes
+    ck.read("layers.0.weight", "exp_avg")         # one whole tensor
+    ckptkit.convert(src, dst, to="dcp", world_size=3)
+    ckptkit.diff(a, b)
+
+The names are imported when they are used: `import ckptkit` imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .conversion import ConvertReport, convert
+    from .difference import DiffReport, diff
+    from .opened import OpenCheckpoint
+    from .opening import open
 
 __version__ = "0.1.0"
+__all__ = ["ConvertReport", "DiffReport", "OpenCheckpoint", "convert", "diff", "open"]
+
+_HOMES = {
+    "open": "opening",
+    "OpenCheckpoint": "opened",
+    "convert": "conversion",
+    "ConvertReport": "conversion",
+    "diff": "difference",
+    "DiffReport": "difference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

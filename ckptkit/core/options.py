@@ -32,6 +32,7 @@ class WriteOptions:
     dtype: str | None = None
     max_shard_size: int = 5_000_000_000
     with_optimizer: bool = True
+    single_file: bool = False
     ds_config: dict[str, object] | None = None
     hints: Hints = field(default_factory=Hints)
 

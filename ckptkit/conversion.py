@@ -1,0 +1,302 @@
+"""Convert a checkpoint: open, transform, lay out, plan, write, and read back what was written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .checking import check_written, unplanned
+from .core.checkpoint import Checkpoint, Contents, Drop
+from .core.disassemble import disassemble
+from .core.dtype import named
+from .core.execute import execute
+from .core.gather import CHUNK
+from .core.layout import Layout, OutFile
+from .core.options import WriteOptions
+from .core.plan import Plan, make_plan
+from .core.transform import renamed, renaming, weights_only, with_dtype, with_weights
+from .dialects import ForFolders, Writes, dialects
+from .difference import Difference
+from .errors import CheckError, LossError, TargetError, UsageError
+from .formats import Limited, Writable, targets
+from .io.move import move
+from .io.places import forget_open_files
+from .io.stage import check_target, staged
+from .opened import OpenCheckpoint
+from .opening import open as open_checkpoint
+
+Check = Literal["none", "structure", "full"]
+
+# A strategy's name as `--to` means the container that its runs usually write.
+STRATEGY_TARGETS = {"ddp": "full", "fsdp1": "dcp", "fsdp2": "dcp", "deepspeed": "zero2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `convert`, as on the command line."""
+
+    to: str
+    dialect: str | None = None
+    world_size: int | None = None
+    dtype: str | None = None
+    weights_only: bool = False
+    weights: Literal["master", "value"] = "master"
+    optimizer: bool = False
+    optimizer_keys: Literal["fqn", "id"] = "fqn"
+    flat_optimizer: bool = False
+    prefix: str = ""
+    strip_prefix: str = ""
+    rename: tuple[str, ...] = ()
+    max_shard_size: int = 5_000_000_000
+    ds_config: dict[str, object] | None = None
+    allow_drop: bool = False
+    overwrite: bool = False
+    check: Check = "full"
+    workers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did (or, without `written`, would do)."""
+
+    source: Checkpoint
+    target: str
+    to: str
+    dialect: str
+    plan: Plan
+    written: bool
+    checked: Check
+    refused: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        source = self.source
+        return {
+            "source": {"path": source.path, "format": source.format, "dialect": source.dialect,
+                       "evidence": list(source.evidence), "world_size": source.world_size},
+            "target": {"path": self.target, "format": self.to, "dialect": self.dialect},
+            "plan": self.plan.as_json(),
+            "written": self.written,
+            "checked": self.checked,
+            "refused": self.refused,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    source: OpenCheckpoint
+    planned: Checkpoint
+    to: str
+    dialect: str
+    plan: Plan
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    to: str,
+    format: str = "auto",
+    source_dialect: str = "auto",
+    dialect: str | None = None,
+    world_size: int | None = None,
+    dtype: str | None = None,
+    weights_only: bool = False,
+    weights: Literal["master", "value"] = "master",
+    optimizer: bool = False,
+    optimizer_keys: Literal["fqn", "id"] = "fqn",
+    flat_optimizer: bool = False,
+    prefix: str = "",
+    strip_prefix: str = "",
+    rename: Sequence[str] = (),
+    max_shard_size: int = 5_000_000_000,
+    ds_config: dict[str, object] | None = None,
+    param_names: Sequence[str] | None = None,
+    model: str | None = None,
+    allow_drop: bool = False,
+    overwrite: bool = False,
+    check: Check = "full",
+    workers: int = 2,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
+) -> ConvertReport:
+    """Convert the checkpoint `src` to the format `to` at `dst`. The keywords are the command's options.
+
+    `progress(phase, bytes, of_bytes)` is called while writing (`write`) and reading back (`check`).
+    Returns a report whose plan lists files, casts, drops and warnings; with `dry_run` nothing is written.
+
+    Raises SourceError, UsageError; ExistsError before anything is read if `dst` exists; LossError where the target
+    cannot hold all of it and `allow_drop` is not given; CheckError where the output does not read back as planned (it
+    is removed then).
+    """
+    options = Options(
+        to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
+        strip_prefix, tuple(rename), max_shard_size, ds_config, allow_drop, overwrite, check, workers,
+    )  # fmt: skip
+    target = Path(dst)
+    if not dry_run:
+        check_target(target, overwrite=overwrite, sources=(Path(src),))
+    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=model)
+    prepared = prepare(source, options, target)
+    refused = bool(prepared.plan.drops) and not allow_drop
+    report = ConvertReport(source, str(target), prepared.to, prepared.dialect, prepared.plan, False, "none", refused)
+    if dry_run:
+        return report
+    if refused:
+        raise loss(prepared.plan.drops, to)
+    _write(prepared, target, options, progress)
+    return replace(report, written=True, checked=check)
+
+
+def loss(drops: Sequence[Drop], to: str) -> LossError:
+    """The refusal that names every drop."""
+    return LossError(
+        f"{len(drops)} things of the source would not be in the target",
+        why=f"{to} cannot hold them, or they cannot be read here",
+        hint="--allow-drop goes on without them; --weights-only asks for the model alone",
+        faults=[f"{drop.what}: {drop.reason}" for drop in drops],
+    )
+
+
+def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None) -> _Prepared:
+    """Everything up to the plan: pure, but for metadata that was read when the source was opened."""
+    name = STRATEGY_TARGETS.get(options.to, options.to)
+    container = _target(name)
+    keeps_masters = bool(getattr(container, "MASTERS", False))
+    dialect = options.dialect or str(getattr(container, "DIALECT", "plain"))
+    writer = dialects().get(dialect)
+    if not isinstance(writer, Writes):
+        known = ", ".join(sorted(key for key, each in dialects().items() if isinstance(each, Writes)))
+        raise UsageError(f"there is no dialect {dialect!r} to write", hint=f"there are {known}")
+    planned = _transformed(source, options, keeps_masters)
+    state = disassemble(planned, optimizer_keys=options.optimizer_keys, prefix=options.prefix)
+    write_options = WriteOptions(
+        target=name,
+        world_size=options.world_size,
+        source_world_size=source.world_size,
+        optimizer_keys=options.optimizer_keys,
+        flat_optimizer=options.flat_optimizer,
+        prefix=options.prefix,
+        dtype=named(options.dtype) if options.dtype else None,
+        max_shard_size=options.max_shard_size,
+        with_optimizer=options.optimizer and not options.weights_only,
+        ds_config=options.ds_config,
+        single_file=target is not None and target.suffix == ".safetensors",
+    )
+    parts = writer.write(state, container.NAME)
+    layout, drops, warnings = _layout(parts, write_options)
+    bodies = {id(body.tensor) for file in layout.files for body in file.bodies}
+    drops += unplanned(planned, bodies, drops)
+    plan = make_plan(
+        layout,
+        [*planned.drops, *drops],
+        [*source.warnings, *warnings],
+        chunk=CHUNK,
+        workers=min(options.workers, len(layout.files)),
+    )
+    return _Prepared(source, planned, container.NAME, dialect, plan)
+
+
+def _target(name: str) -> Writable:
+    known = targets()
+    if name not in known:
+        raise UsageError(
+            f"there is no target format {name!r}",
+            hint=f"there are {', '.join(sorted(known))}; strategies: {', '.join(STRATEGY_TARGETS)}",
+        )
+    return known[name]
+
+
+def _transformed(source: OpenCheckpoint, options: Options, keeps_masters: bool) -> Checkpoint:
+    planned: Checkpoint = source
+    if options.strip_prefix or options.rename:
+        planned = renamed(planned, renaming(options.strip_prefix, options.rename))
+    if options.weights_only:
+        planned = weights_only(planned)
+    planned = with_weights(planned, options.weights, keep_masters=keeps_masters and not options.weights_only)
+    if options.dtype:
+        try:
+            dtype = named(options.dtype)
+        except KeyError as error:
+            raise UsageError(f"there is no dtype {options.dtype!r}", hint="fp32, bf16, fp16, float64, ...") from error
+        planned = with_dtype(planned, dtype, keep_masters=keeps_masters)
+    return planned
+
+
+def _layout(parts: Any, options: WriteOptions) -> tuple[Layout, list[Drop], list[str]]:
+    """Lay out every part of the target; a dialect that writes a folder has several."""
+    known = targets()
+    files: list[OutFile] = []
+    drops: list[Drop] = []
+    warnings: list[str] = []
+    single = False
+    for path, contents in parts.items():
+        container = known[contents.format]
+        drops += _said(container, "drops", contents, options)
+        warnings += [*contents.warnings, *_said(container, "warnings", contents, options)]
+        layout = container.layout(contents, options)
+        if not path:
+            files, single = [*files, *layout.files], layout.is_file
+        elif layout.is_file:
+            files.append(OutFile(path, layout.files[0].segments))
+        else:
+            files += layout.below(path).files
+    return Layout(tuple(files), single), drops, warnings
+
+
+def _said(container: Any, what: str, contents: Contents, options: WriteOptions) -> list[Any]:
+    if what == "drops" and not isinstance(container, Limited):
+        return []
+    ask = getattr(container, what, None)
+    return list(ask(contents, options)) if ask else []
+
+
+def _write(prepared: _Prepared, target: Path, options: Options, progress: Callable[[str, int, int], None]) -> None:
+    layout = prepared.plan.layout
+    _check_space(target, layout.size)
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("write", done, layout.size)
+
+    with staged(target, is_file=layout.is_file, overwrite=options.overwrite) as stage:
+        execute(layout, stage.create, move, workers=options.workers, progress=count)
+        differences = _read_back(prepared, stage.root, options, progress) if options.check != "none" else []
+        forget_open_files()
+        if differences:
+            raise CheckError(
+                "what was written does not read back as planned",
+                why="the output was removed; the source is untouched",
+                hint="this is a fault of ckptkit or of the disk: run it again, and report it if it comes back",
+                faults=[str(each) for each in differences[:20]],
+            )
+
+
+def _read_back(
+    prepared: _Prepared, root: Path, options: Options, progress: Callable[[str, int, int], None]
+) -> list[Difference]:
+    folder = isinstance(dialects()[prepared.dialect], ForFolders)
+    # Ids say nothing of names: reading back is told the order in which they were given.
+    names = [name for group in prepared.planned.param_groups for name in group["params"]]
+    written = open_checkpoint(root, "auto" if folder else prepared.to, prepared.dialect, param_names=names or None)
+    return check_written(
+        prepared.planned,
+        prepared.plan,
+        written,
+        values=options.check == "full",
+        progress=lambda done, total: progress("check", done, total),
+    )
+
+
+def _check_space(target: Path, size: int) -> None:
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise TargetError(
+            f"{target} needs {size:,} bytes and {folder} has {free:,} free", hint="free space or choose another target"
+        )
