@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import sys
@@ -263,6 +264,9 @@ def _end_when_released(pipe: Connection) -> None:
 
 
 def _end() -> NoReturn:
+    with contextlib.suppress(Exception):
+        # Named semaphores of this rank (a progress bar's lock, say), which the parent would else report as leaked.
+        multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What is trained: the model, the batches, the optimizer and the schedule, the same for every strategy and world size."""
+"""What is trained: model, batches, optimizer and schedule, the same for every strategy and world size."""
 
 from __future__ import annotations
 

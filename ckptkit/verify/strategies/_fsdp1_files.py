@@ -82,7 +82,7 @@ def _save_dcp(run: TorchRun, path: Path) -> None:
 
 
 def _load_dcp(run: TorchRun, path: Path) -> None:
-    """A fresh run has no optimizer state to be filled: one step on zero gradients makes it, as `get_state_dict` does."""
+    """A fresh run has no optimizer state to fill: one step on zero gradients makes it, as in `get_state_dict`."""
     extras = extras_of(run)
     _fill_optimizer(run)
     content = {**_sharded(run), "scheduler": extras["scheduler"], "step": extras["step"]}

@@ -40,10 +40,12 @@ def _save_ranks(run: TorchRun, path: Path) -> None:
 
 
 def _load_ranks(run: TorchRun, path: Path) -> None:
-    load = {"map_location": "cpu", "weights_only": False}
-    run.model.load_state_dict(torch.load(_rank_file(path, "model"), **load))
-    run.optimizer.load_state_dict(torch.load(_rank_file(path, "optim"), **load))
-    extra = torch.load(_rank_file(path, "extra_state"), **load)
+    model, optimizer, extra = (
+        torch.load(_rank_file(path, kind), map_location="cpu", weights_only=False)
+        for kind in ("model", "optim", "extra_state")
+    )
+    run.model.load_state_dict(model)
+    run.optimizer.load_state_dict(optimizer)
     restore_extras(run, {"scheduler": extra["lr_scheduler"], "step": extra["step"]})
 
 
@@ -68,13 +70,8 @@ def _load_full(run: TorchRun, path: Path) -> None:
 
 
 def _save_hf(run: TorchRun, path: Path, *, consolidate: bool) -> None:
-    """Weights alone: the storage holds tensors and no optimizer by its nature.
-
-    Only what it holds rightly is given to it: its consolidation writes 0-d tensors as zero and fails on integer and
-    bool tensors and on tied weights (torch 2.13), so buffers of those kinds and aliases are left out.
-    """
-    state = get_model_state_dict(run.model)
-    kept = {k: v for k, v in state.items() if k not in run.names.aliases and v.dim() and v.is_floating_point()}
+    """Weights alone: the storage holds tensors, and no optimizer by its nature."""
+    kept = _what_hf_holds(run)
     index = dict.fromkeys(kept, 1)
     writer = HuggingFaceStorageWriter(
         str(path), fqn_to_index_mapping=index, save_distributed=True, enable_consolidation=consolidate
@@ -83,10 +80,18 @@ def _save_hf(run: TorchRun, path: Path, *, consolidate: bool) -> None:
 
 
 def _load_hf(run: TorchRun, path: Path) -> None:
-    state = get_model_state_dict(run.model)
-    kept = {k: v for k, v in state.items() if k not in run.names.aliases and v.dim() and v.is_floating_point()}
+    kept = _what_hf_holds(run)
     dcp.load(kept, storage_reader=HuggingFaceStorageReader(str(path)))
     set_model_state_dict(run.model, kept, options=StateDictOptions(strict=False))
+
+
+def _what_hf_holds(run: TorchRun) -> dict[str, Any]:
+    """The weights without buffers that are 0-d, integer or bool, and without aliases.
+
+    DCP's consolidation writes 0-d tensors as zero and fails on the other kinds and on tied weights (torch 2.13).
+    """
+    state: dict[str, Any] = get_model_state_dict(run.model)
+    return {k: v for k, v in state.items() if k not in run.names.aliases and v.dim() and v.is_floating_point()}
 
 
 FORMS = {

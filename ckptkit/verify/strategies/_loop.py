@@ -135,7 +135,7 @@ def compute_in_bf16(model: nn.Module) -> nn.Module:
         finally:
             inside = False
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
     return model
 
 

@@ -33,7 +33,7 @@ def engine_pieces(engine: Any, *, low_precision: bool) -> list[Piece]:
 
 
 def _stage0(names: Mapping[int, str], optimizer: Any) -> Iterator[Piece]:
-    """Everything on every rank: a torch optimizer, or for bf16 one with lists of fp32 copies (FP16_UnfusedOptimizer)."""
+    """Everything on every rank: a torch optimizer, or for bf16 FP16_UnfusedOptimizer with its lists of fp32 copies."""
     low = getattr(optimizer, "fp16_groups", None)
     if low is None:
         for p, state in optimizer.state.items():

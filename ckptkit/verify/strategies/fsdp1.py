@@ -104,8 +104,8 @@ class Fsdp1:
         if options.precision == "bf16":
             policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         chosen = {id(unit) for unit in units(model)}
-        # With use_orig_params the parameters stay the same objects, but become 1-D pieces: groups that ask for shapes are
-        # only right when made before. Without it, flat parameters are all there is, and they are there afterwards.
+        # With use_orig_params the parameters stay the same objects, but become 1-D pieces: groups that ask for shapes
+        # are only right when made before. Without it, flat parameters are all there is, and they come afterwards.
         orig = options.details.get("use_orig_params", True)
         groups = build_groups(workload, model) if orig else []
         wrapped = FSDP(

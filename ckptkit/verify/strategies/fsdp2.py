@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from ..workload import Workload, build_groups, build_optimizer, build_scheduler, units
 from . import FullState, Options, _dcp, _fsdp2_files
-from ._gather import Piece, buffer_pieces, exchange, full_state, group_table
+from ._gather import Piece, buffer_pieces, exchange, full_state, group_table, state_pieces
 from ._loop import TorchRun, Way, plain_clip, start_model
 from ._mesh import mesh_of
 from ._names import names_of
@@ -28,13 +29,15 @@ def _sync(model: nn.Module, last: bool) -> Iterator[None]:
 def _gather(run: TorchRun) -> FullState:
     """`full_tensor` is a plain all-gather of the shards along dimension 0, padding cut off."""
     fqns = {id(p): name for name, p in run.model.named_parameters()}
-    pieces = [Piece(name, "value", None, p.full_tensor()) for name, p in run.model.named_parameters()]
+    pieces = [Piece(name, "value", None, _whole(p)) for name, p in run.model.named_parameters()]
     for p, state in run.optimizer.state.items():
-        for slot, value in state.items():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            pieces.append(Piece(fqns[id(p)], slot, None, whole))
+        pieces += state_pieces(fqns[id(p)], {slot: _whole(value) for slot, value in state.items()})
     tensors = exchange([*pieces, *buffer_pieces(run.model, run.names)], run.names.shapes)
     return full_state(tensors, group_table(run.optimizer, lambda p: [fqns[id(p)]]), run.names, run.scheduler, run.done)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 FORMS = {**_dcp.FORMS, **_fsdp2_files.FORMS}

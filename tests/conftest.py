@@ -1,0 +1,48 @@
+"""Fixtures of the whole test suite: one pool of ranks, and real checkpoints that are built when first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[object]:
+    """Up to four ranks on CPU; `pool.run(function, world_size=2, ...)` answers what each rank returned."""
+    from ckptkit.verify.pool import Pool
+
+    with Pool(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def fixture_dir() -> Callable[[str], Path]:
+    """`fixture_dir("zero2")`: a folder with ckpt..., truth.json, truth.pt and continue.json, see fixtures/catalog.py.
+
+    Read it, never write into it: it is kept for all tests and later runs, under the hash of all that it depends on.
+    """
+    from filelock import FileLock
+
+    from ckptkit.verify.pool import Pool
+    from fixtures.make import RANKS, find, fingerprint, make
+
+    cache = ROOT / ".cache" / "fixtures" / fingerprint()
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def build(name: str) -> Path:
+        folder = cache / name
+        if not folder.exists():
+            with FileLock(cache / f"{name}.lock"):
+                if not folder.exists():
+                    with Pool(RANKS) as ranks:
+                        make(find(name), cache, ranks)
+        return folder
+
+    return build
