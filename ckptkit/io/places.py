@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.dtype import ITEMSIZE
+from ..core.spec import Place
 from ..errors import SourceError
 
 _OPEN_LIMIT = 256
@@ -97,7 +98,7 @@ class Strided:
     Reads the part of the storage that a request spans, so a request costs memory of that span.
     """
 
-    base: FileExtent
+    base: Place
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str

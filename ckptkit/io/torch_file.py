@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ..core.dtype import ITEMSIZE
 from ..core.place import Constant
-from ..core.spec import Tensor
+from ..core.spec import Place, Tensor
 from ..core.tree import Tree
 from ..errors import SourceError
 from .globals import Storage, StorageType, TensorStub
@@ -91,11 +91,7 @@ def load_raw(path: str | os.PathLike[str], start: int = 0, size: int | None = No
                     f"{name} ends early: an entry at {start} of {size} bytes, the file has {total}",
                     hint="the file is truncated; copy the checkpoint again",
                 )
-            window = io.BufferedReader(_Window(file, start, size))
-            head = window.peek(4)[:4]
-            if head == _ZIP_MAGIC:
-                return _load_zip(window, name, start)
-            return _load_legacy(window, name, start)
+            return _load(io.BufferedReader(_Window(file, start, size)), name, start)
     except FileNotFoundError as error:
         raise SourceError(f"{name} does not exist", hint="check the path") from error
     except OSError as error:
@@ -105,6 +101,24 @@ def load_raw(path: str | os.PathLike[str], start: int = 0, size: int | None = No
 def load_tree(path: str | os.PathLike[str], start: int = 0, size: int | None = None) -> Tree:
     """The same as a tree of `core.spec.Tensor`s, plain values and `Opaque` objects."""
     return as_tree(load_raw(path, start, size), to_tensor)
+
+
+def load_tree_of_bytes(data: bytes, name: str) -> Tree:
+    """The tree of a torch file in memory (one that was stored compressed); its tensors lie in `data`, which is kept."""
+    raw = _load(io.BufferedReader(_Window(io.BytesIO(data), 0, len(data))), name, 0)
+
+    def extent(stub: TensorStub, offset: int) -> Place:
+        if stub.storage.offset + stub.storage.nbytes > len(data):
+            raise SourceError(f"{name} ends early: storage {stub.storage.key} reaches beyond it", hint="copy it again")
+        return Constant(memoryview(data)[offset:])
+
+    return as_tree(raw, lambda stub: to_tensor(stub, extent))
+
+
+def _load(window: io.BufferedReader[_Window], name: str, start: int) -> Any:
+    if window.peek(4)[:4] == _ZIP_MAGIC:
+        return _load_zip(window, name, start)
+    return _load_legacy(window, name, start)
 
 
 def _load_zip(file: io.BufferedReader[_Window], name: str, start: int) -> Any:
@@ -225,8 +239,15 @@ def replace_stubs(value: Any, replace: Callable[[TensorStub], Any]) -> Any:
     return value
 
 
-def to_tensor(stub: TensorStub) -> Tensor:
-    """The tensor of a stub, with its place in the file. Raises SourceError where it reaches outside of its storage."""
+def _in_file(stub: TensorStub, offset: int) -> Place:
+    return FileExtent(stub.storage.path, offset)
+
+
+def to_tensor(stub: TensorStub, extent: Callable[[TensorStub, int], Place] = _in_file) -> Tensor:
+    """The tensor of a stub, with its place in the file. Raises SourceError where it reaches outside of its storage.
+
+    `extent` makes the place of the bytes that begin at a position of the file.
+    """
     width = ITEMSIZE[stub.dtype]
     empty = 0 in stub.shape
     last = stub.offset + sum((n - 1) * s for n, s in zip(stub.shape, stub.stride, strict=True)) if not empty else -1
@@ -238,11 +259,11 @@ def to_tensor(stub: TensorStub) -> Tensor:
         )  # fmt: skip
     if empty:
         return Tensor.at(Constant(b""), stub.shape, stub.dtype)
-    extent = FileExtent(stub.storage.path, stub.storage.offset + stub.offset * width)
+    base = extent(stub, stub.storage.offset + stub.offset * width)
     identity = (stub.storage.path, stub.storage.offset, stub.offset, stub.shape, stub.stride)
     if _is_packed(stub.shape, stub.stride):
-        return Tensor.at(extent, stub.shape, stub.dtype, storage=identity)
-    place = Strided(extent, stub.shape, stub.stride, stub.dtype)
+        return Tensor.at(base, stub.shape, stub.dtype, storage=identity)
+    place = Strided(base, stub.shape, stub.stride, stub.dtype)
     return Tensor.at(place, stub.shape, stub.dtype, storage=identity)
 
 
