@@ -163,8 +163,10 @@ def _deviations(reference: Trace, candidate: Trace, tolerance: Tolerance) -> lis
     found = []
     for ours, theirs in zip(reference.steps, candidate.steps, strict=False):
         for what, a, b in _recorded(ours, theirs):
-            if not tolerance.close(ours.step, a, b):
-                found.append(Deviation(what, ours.step, a, b, tolerance.allowed(ours.step, a)))
+            norm = what in ("grad_norm", "applied_norm")
+            if not (tolerance.close_norms(a, b) if norm else tolerance.close(ours.step, a, b)):
+                allowed = tolerance.norms * abs(a) if norm else tolerance.allowed(ours.step, a)
+                found.append(Deviation(what, ours.step, a, b, allowed))
     return found
 
 

@@ -47,7 +47,8 @@ def diagnose(comparison: Comparison) -> Diagnosis | None:
 
 def unknown(c: Comparison) -> Diagnosis:
     """What is known of a mismatch that no rule explains."""
-    where = c.first_tensors[0].describe() if c.first_tensors else "no weights were recorded"
+    recorded = c.reference.initial and c.candidate.initial
+    where = c.first_tensors[0].describe() if c.first_tensors else f"weights {'agree' if recorded else 'unknown'}"
     if c.first is not None:
         first = f"step {c.first.step}: {c.first.what} differs by {c.first.relative:.2e} relative"
     else:

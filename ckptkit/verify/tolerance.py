@@ -18,17 +18,19 @@ FIRST_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Bounds on losses and gradient norms, and on weights.
+    """Bounds on losses, gradient norms and weights.
 
-    In the first `first_steps` steps a value may differ by `first_rtol` (relative); later by torch.testing's rule,
-    `rtol * |reference| + atol`. `weights` bounds the difference of a final tensor relative to how far
-    training moved it.
+    In the first `first_steps` steps a loss may differ by `first_rtol` (relative); later by torch.testing's rule,
+    `rtol * |reference| + atol`. `norms` is the relative bound of gradient norms, which are fp32 sums in an order of the
+    framework's choice (4e-5 apart for gradients equal to the last bit, at 1.6 million elements, and clipping uses
+    them). `weights` bounds the difference of a final tensor relative to how far training moved it.
     """
 
     name: str
     first_rtol: float
     rtol: float
     atol: float
+    norms: float
     weights: float
     first_steps: int = FIRST_STEPS
 
@@ -37,6 +39,12 @@ class Tolerance:
         if step < self.first_steps:
             return self.first_rtol * abs(reference)
         return self.rtol * abs(reference) + self.atol
+
+    def close_norms(self, reference: float, candidate: float) -> bool:
+        """Whether two gradient norms agree; 0 against 0 does."""
+        if not (math.isfinite(reference) and math.isfinite(candidate)):
+            return False
+        return abs(candidate - reference) <= self.norms * abs(reference)
 
     def close(self, step: int, reference: float, candidate: float) -> bool:
         """Whether two values agree. A value that is not finite agrees with nothing, not even with itself."""
@@ -47,12 +55,14 @@ class Tolerance:
     def describe(self) -> str:
         later = f"rtol {self.rtol:g}" + (f" / atol {self.atol:g}" if self.atol else "")
         if (self.first_rtol, 0.0) == (self.rtol, self.atol):
-            return f"{self.name}: {later} at every step"
-        return f"{self.name}: first {self.first_steps} steps {self.first_rtol:g} relative, then {later}"
+            later = f"{later} at every step"
+        else:
+            later = f"first {self.first_steps} steps {self.first_rtol:g} relative, then {later}"
+        return f"{self.name}: {later}; gradient norms {self.norms:g}"
 
 
-FP32 = Tolerance("fp32", first_rtol=1e-6, rtol=1.3e-6, atol=1e-5, weights=1e-3)
-BF16 = Tolerance("bf16", first_rtol=1e-3, rtol=5e-3, atol=0.0, weights=0.1)
+FP32 = Tolerance("fp32", first_rtol=1e-6, rtol=1.3e-6, atol=1e-5, norms=1e-4, weights=1e-3)
+BF16 = Tolerance("bf16", first_rtol=1e-3, rtol=5e-3, atol=0.0, norms=5e-3, weights=0.1)
 FP16 = replace(BF16, name="fp16")
 _BY_PRECISION = {"fp32": FP32, "bf16": BF16, "fp16": FP16}
 
@@ -71,5 +81,5 @@ def tolerance_for(precision: str, override: float | None = None) -> Tolerance:
         raise UsageError(f"--tolerance {override} is no bound", hint="a relative difference such as 1e-5")
     return replace(
         measured, name=f"{precision} (--tolerance)", first_rtol=override, rtol=override, atol=0.0,
-        weights=max(measured.weights, override),
+        norms=max(measured.norms, override), weights=max(measured.weights, override),
     )  # fmt: skip

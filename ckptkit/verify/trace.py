@@ -111,12 +111,12 @@ def trace_to_json(trace: Trace) -> dict[str, Any]:
         "precision": trace.precision,
         "status": trace.status,
         "reason": trace.reason,
-        "steps": [_step_to_json(record) for record in trace.steps],
-        "initial": _summaries_to_json(trace.initial),
-        "after_first": _summaries_to_json(trace.after_first),
-        "final": _summaries_to_json(trace.final),
-        "optimizer_first": _summaries_to_json(trace.optimizer_first),
-        "optimizer": _summaries_to_json(trace.optimizer),
+        "steps": [step_to_json(record) for record in trace.steps],
+        "initial": summaries_to_json(trace.initial),
+        "after_first": summaries_to_json(trace.after_first),
+        "final": summaries_to_json(trace.final),
+        "optimizer_first": summaries_to_json(trace.optimizer_first),
+        "optimizer": summaries_to_json(trace.optimizer),
         "groups": {name: {k: _plain(v) for k, v in group.items()} for name, group in trace.groups.items()},
         "environment": dict(trace.environment),
     }
@@ -133,12 +133,12 @@ def trace_from_json(data: Mapping[str, Any]) -> Trace:
         precision=data["precision"],
         status=cast(Status, data["status"]),
         reason=data["reason"],
-        steps=tuple(_step_from_json(item) for item in data["steps"]),
-        initial=_summaries_from_json(data["initial"]),
-        after_first=_summaries_from_json(data["after_first"]),
-        final=_summaries_from_json(data["final"]),
-        optimizer_first=_summaries_from_json(data["optimizer_first"]),
-        optimizer=_summaries_from_json(data["optimizer"]),
+        steps=tuple(step_from_json(item) for item in data["steps"]),
+        initial=summaries_from_json(data["initial"]),
+        after_first=summaries_from_json(data["after_first"]),
+        final=summaries_from_json(data["final"]),
+        optimizer_first=summaries_from_json(data["optimizer_first"]),
+        optimizer=summaries_from_json(data["optimizer"]),
         groups={name: {k: _parsed(v) for k, v in group.items()} for name, group in data["groups"].items()},
         environment=dict(data["environment"]),
     )
@@ -161,7 +161,7 @@ def number_from_json(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _step_to_json(record: StepRecord) -> dict[str, Any]:
+def step_to_json(record: StepRecord) -> dict[str, Any]:
     return {
         "step": record.step,
         "loss": number_to_json(record.loss),
@@ -172,7 +172,7 @@ def _step_to_json(record: StepRecord) -> dict[str, Any]:
     }
 
 
-def _step_from_json(item: Mapping[str, Any]) -> StepRecord:
+def step_from_json(item: Mapping[str, Any]) -> StepRecord:
     return StepRecord(
         step=item["step"],
         loss=float(item["loss"]),
@@ -183,7 +183,7 @@ def _step_from_json(item: Mapping[str, Any]) -> StepRecord:
     )
 
 
-def _summaries_to_json(summaries: Summaries) -> dict[str, Any]:
+def summaries_to_json(summaries: Summaries) -> dict[str, Any]:
     return {
         name: {
             "shape": list(s.shape),
@@ -197,7 +197,7 @@ def _summaries_to_json(summaries: Summaries) -> dict[str, Any]:
     }
 
 
-def _summaries_from_json(data: Mapping[str, Any]) -> dict[str, TensorSummary]:
+def summaries_from_json(data: Mapping[str, Any]) -> dict[str, TensorSummary]:
     return {
         name: TensorSummary(
             shape=tuple(item["shape"]),
