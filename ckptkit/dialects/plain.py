@@ -35,10 +35,13 @@ _RENAMED = {
 }  # fmt: skip
 # Top-level names of frameworks with dialects of their own: their keys are not for this one.
 _OTHERS = frozenset({"app", "pytorch-lightning_version", "train_state"})
+_DEEPSPEED = ("zero", "universal")  # containers whose keys only DeepSpeed writes
 
 
 def claims(contents: Contents) -> str | None:
     tree = contents.tree
+    if contents.format in _DEEPSPEED:
+        return None
     if is_tensors(tree):
         return "a bare state dict"
     if not isinstance(tree, Mapping) or _OTHERS & set(map(str, tree)):
