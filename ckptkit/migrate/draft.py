@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -26,6 +25,7 @@ class Draft:
     flow: Flow
     wraps: list[Wrap]
     all_wraps: list[Wrap]
+    peers: dict[int, Draft] = field(default_factory=dict)  # drafts of all modules, by id of the module
     rule: str = ""
     edits: list[Edit] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -36,8 +36,8 @@ class Draft:
     sweepable: list[cst.CSTNode] = field(default_factory=list)  # assignments to delete once nothing shows their names
     helpers: dict[str, str] = field(default_factory=dict)  # functions to be written into the file, by name
     commands: list[str] = field(default_factory=list)  # `ckptkit convert` lines for checkpoints that the script loads
-    unit: str = ""  # the loop variable of the emitted loops
     _taken: set[str] = field(default_factory=set)
+    _throwaways: dict[tuple[str, ...], str] = field(default_factory=dict)
     _exploded: set[int] = field(default_factory=set)
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ class Draft:
         return None
 
     def taken(self, name: str) -> bool:
-        """Whether a name occurs anywhere in the module or was handed out."""
-        return name in self._taken or bool(re.search(rf"\b{re.escape(name)}\b", self.module.text.masked))
+        """Whether the module uses a name anywhere, or it was handed out."""
+        return name in self._taken or name in self.module.names
 
     def fresh(self, *wishes: str) -> str:
         """A name that the module does not use: the first free wish, else one with a number."""
@@ -270,6 +270,12 @@ class Draft:
         name = f"{wishes[0]}_{number}"
         self._taken.add(name)
         return name
+
+    def throwaway(self, *wishes: str) -> str:
+        """A free name for a loop variable; the same wishes get the same name throughout a module."""
+        if wishes not in self._throwaways:
+            self._throwaways[wishes] = self.fresh(*wishes)
+        return self._throwaways[wishes]
 
     def note(self, node: cst.CSTNode, grade: Grade, message: str, rule: str = "") -> None:
         """Report an edit at a node."""

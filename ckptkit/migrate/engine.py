@@ -23,7 +23,7 @@ from .program import Program
 from .report import Changed, Failed, Report, Unchanged
 from .rule import SOURCES, Rule, chosen
 from .text import Text, decode
-from .wraps import find_wraps
+from .wraps import Wrap, find_wraps
 
 TARGETS = ("fsdp2",)
 
@@ -112,7 +112,8 @@ def _parser(file: _File, failures: dict[Path, Failed]) -> Callable[[], Module | 
 def _drafts(program: Program, sources: frozenset[str]) -> list[Draft]:
     flow = Flow(program)
     drafts: list[Draft] = []
-    all_wraps: list = []  # shared: each draft sees the wraps of the whole program
+    all_wraps: list[Wrap] = []  # shared: each draft sees the wraps of the whole program
+    peers: dict[int, Draft] = {}
     seen: set[Path] = set()
     while True:  # following an import may load further files
         new = [m for m in program if m.path not in seen]
@@ -122,7 +123,8 @@ def _drafts(program: Program, sources: frozenset[str]) -> list[Draft]:
             seen.add(module.path)
             wraps = [] if module.skipped else find_wraps(flow, module, sources)
             all_wraps.extend(wraps)
-            drafts.append(Draft(module, flow, wraps, all_wraps))
+            peers[id(module)] = Draft(module, flow, wraps, all_wraps, peers)
+            drafts.append(peers[id(module)])
 
 
 def _guarded(draft: Draft, failures: dict[Path, Failed], step: Callable[[Draft], None]) -> None:
@@ -150,7 +152,7 @@ def _plan(draft: Draft, active: tuple[Rule, ...]) -> None:
             if rule.plan is not None and wrap.source in rule.sources:
                 draft.rule = rule.name
                 rule.plan(draft, wrap)
-        if reason := shard.obstacle(draft.module, wrap):
+        if reason := shard.obstacle(draft.module, wrap, draft.wraps):
             wrap.plan.refuse("wrap", reason)
 
 

@@ -163,9 +163,10 @@ def mend(draft: Draft) -> None:
             _change(draft, statement, dead, [_spelled(name, local) for name, local in new])
     lines = [f"import {base}" + (f" as {local}" if local != base else "") for base, local in plain]
     lines += [
-        f"from {base} import {', '.join(_spelled(name, local) for name, local in sorted(names))}"
+        f"from {base} import {', '.join(sorted((_spelled(n, local) for n, local in names), key=_import_key))}"
         for base, names in sorted(wanted.items())
     ]
+    lines = _slot_in(draft, lines)
     for statement in list(emptied):
         top = module.function(statement) is None and not _inside_block(module, statement)
         alone = len(module.line(statement).body) == 1  # type: ignore[attr-defined]
@@ -181,6 +182,20 @@ def mend(draft: Draft) -> None:
     if lines or draft.helpers:
         _add(draft, lines)
     _fill_blocks(draft)
+
+
+def _slot_in(draft: Draft, lines: list[str]) -> list[str]:
+    """Put new `from torch... import` lines before the first one of the file's own that sorts behind; answer the rest."""
+    rest = []
+    for line in lines:
+        own = [s for s in draft.module.tree.body if isinstance(s, cst.SimpleStatementLine)]
+        own = [s for s in own if isinstance(s.body[0], cst.ImportFrom) and draft.code(s).startswith("from torch.")]
+        after = next((s for s in own if draft.code(s).split()[1] > line.split()[1]), None)
+        if line.startswith("from torch.") and after is not None:
+            draft.before(after, (line,))
+        else:
+            rest.append(line)
+    return rest
 
 
 def _plain_only(lines: list[str]) -> bool:
@@ -246,7 +261,7 @@ def _change(draft: Draft, statement: cst.ImportFrom, dead: list[cst.ImportAlias]
         first, last = module.span(aliases[0]).start, _alias_stop(module, aliases[-1])
         multiline = module.text.newline in module.text.content[first:last] or _broken(module, aliases[0])
         separator = f",{module.text.newline}{_lead(module, aliases[0])}" if multiline else ", "
-        draft.replace_span(Span(first, last), separator.join(new))
+        draft.replace_span(Span(first, last), separator.join(sorted(new, key=_import_key)))
         return
     for alias in dead:
         index = aliases.index(alias)
@@ -261,9 +276,19 @@ def _change(draft: Draft, statement: cst.ImportFrom, dead: list[cst.ImportAlias]
             e for e in draft.edits if e.inserts or e.span.start < stop or e.span.stop > _alias_stop(module, aliases[-1])
         ]
         draft.replace_span(Span(stop, _alias_stop(module, aliases[-1])))
-    if new:
-        lead = f",{module.text.newline}{_lead(module, kept[-1])}" if _broken(module, kept[-1]) else ", "
-        draft.edits.append(Edit(Span(stop, stop), tuple(lead + one for one in new)))
+    for number, one in enumerate(sorted(new, key=_import_key)):
+        following = next((a for a in kept if _import_key(module.code(a)) > _import_key(one)), None)
+        gap = f",{module.text.newline}{_lead(module, kept[-1])}" if _broken(module, kept[-1]) else ", "
+        if following is None:
+            draft.edits.append(Edit(Span(stop, stop), (gap + one,), order=number))
+        else:
+            start = module.span(following).start
+            draft.edits.append(Edit(Span(start, start), (one + gap,), order=number))
+
+
+def _import_key(name: str) -> tuple[int, str]:
+    """Sorts names as isort and ruff do: constants, classes, the rest."""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2), name
 
 
 def _alias_stop(module: Module, alias: cst.ImportAlias) -> int:

@@ -8,6 +8,18 @@ from .draft import Draft
 from .names import OWNERS
 
 RULE = "leftover"
+# Plain callables and an enum that mean the same beside FSDP2: `shard_by_policy` takes the policies as they are.
+_HARMLESS = (
+    "ModuleWrapPolicy",
+    "CustomPolicy",
+    "ShardingStrategy",
+    "_module_wrap_policy",
+    "_or_policy",
+    "always_wrap_policy",
+    "lambda_auto_wrap_policy",
+    "size_based_auto_wrap_policy",
+    "transformer_auto_wrap_policy",
+)
 
 
 def report(draft: Draft, sources: frozenset[str]) -> None:
@@ -53,9 +65,14 @@ def _owned(draft: Draft, node: cst.CSTNode, sources: frozenset[str]) -> str:
     if not isinstance(node, (cst.Name, cst.Attribute)):
         return ""
     for name in sorted(draft.flow.names(draft.module, node)):
-        if any(OWNERS[source](name) for source in sources):
+        if any(OWNERS[source](name) for source in sources) and not _is_harmless(name):
             return name
     return ""
+
+
+def _is_harmless(name: str) -> bool:
+    parts = name.split(".")
+    return name.startswith("torch.distributed.fsdp.") and len(parts) > 3 and parts[3] in _HARMLESS
 
 
 def _parts(node: cst.BaseExpression | None) -> list[str]:

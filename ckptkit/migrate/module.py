@@ -28,6 +28,7 @@ class Module:
     path: Path
     text: Text
     tree: cst.Module = field(init=False)
+    names: set[str] = field(init=False)  # all names that are looked up or bound, in any scope
     _positions: dict[cst.CSTNode, metadata.CodeRange] = field(init=False)
     _parents: dict[cst.CSTNode, cst.CSTNode] = field(init=False)
     _scopes: dict[cst.CSTNode, metadata.Scope | None] = field(init=False)
@@ -45,11 +46,19 @@ class Module:
         self._nodes = {}
         for node in self._positions:
             self._nodes.setdefault(type(node), []).append(node)
+        self.names = {n.value for n in self._nodes.get(cst.Name, []) if not self._is_label(n)}  # type: ignore[attr-defined]
 
     @property
     def skipped(self) -> bool:
         """Whether a `# ckptkit: skip-file` comment takes the whole file out."""
         return bool(_SKIP_FILE.search(self.text.content))
+
+    def _is_label(self, name: cst.CSTNode) -> bool:
+        """Whether a Name node is no variable: an attribute, a keyword of a call, or a part of a dotted import."""
+        holder = self._parents[name]
+        if isinstance(holder, cst.Attribute):
+            return holder.attr is name
+        return isinstance(holder, cst.Arg) and holder.keyword is name
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 

@@ -61,9 +61,11 @@ class ShardPlan:
     root_kwargs: dict[str, Line] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
     policy: Line | None = None
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict)  # kwarg -> wished variable, if used twice
     steps: list[Step] = field(default_factory=list)
     claimed: set[str] = field(default_factory=set)
     refusals: list[tuple[str, str]] = field(default_factory=list)
+    ignored: Line | None = None  # a set of modules that `shard_by_policy` leaves out
     guards: list[Line] = field(default_factory=list)  # conditions on `$unit` that hold for every unit
 
     def step(self, order: Order, *lines: Line | str) -> None:

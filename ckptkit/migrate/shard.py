@@ -24,7 +24,7 @@ _ONCE = (
 )
 
 
-def obstacle(module: Module, wrap: Wrap) -> str:
+def obstacle(module: Module, wrap: Wrap, wraps: list[Wrap]) -> str:
     """Why a plan that needs statements cannot be placed at its call; empty where it can."""
     if wrap.plan.is_call or _conditional(module, wrap.call) is not None:
         return ""
@@ -40,6 +40,13 @@ def obstacle(module: Module, wrap: Wrap) -> str:
         if holder is statement:
             break
         at = holder
+    start = module.span(wrap.call).start
+    subject = wrap.subject
+    if subject is not None and not _is_reference(subject.node):
+        for call in module.every(cst.Call):
+            runs_before = module.within(call, statement) and module.span(call).stop <= start
+            if runs_before and not any(module.within(call, w.call) or module.within(w.call, call) for w in wraps):
+                return "the model is built inside an expression after other calls; give it a statement of its own"
     return ""
 
 
@@ -50,7 +57,7 @@ def write(draft: Draft, wrap: Wrap) -> None:
         for rule, reason in plan.refusals:
             draft.todo(call, reason, rule)
         return
-    for name in wrap.args.keys() - plan.claimed - {"module", "model"}:
+    for name in sorted(wrap.args.keys() - plan.claimed - {"module", "model"}):
         draft.todo(call, f"the argument {name}={wrap.text(name)} is not carried over", "leftover")
     subject = wrap.subject
     assert subject is not None  # a wrap without a model was refused
@@ -87,13 +94,22 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
     lines: list[Line] = [line for step in steps if step.order < Order.SHARD for line in step.lines]
     children, root = {**plan.kwargs, **plan.child_kwargs}, {**plan.kwargs, **plan.root_kwargs}
     call = draft.need("torch.distributed.fsdp", "fully_shard")
+    if plan.units or plan.policy is not None:
+        for name, wish in plan.shared.items():
+            if name in plan.kwargs:
+                local = draft.fresh(*wish)
+                lines.append((f"{local} = ", *plan.kwargs[name]))
+                children[name] = root[name] = (local,)
     if plan.units:
-        unit = draft.unit = draft.unit or draft.fresh("module", "submodule", "block")
+        unit = draft.throwaway("module", "submodule", "unit")
         step = draft.module.step()
         lines.append((f"for {unit} in reversed(list({MODEL}.modules())[1:]):",))
         word = "if"
         for one in plan.units:
-            conditions = [*plan.guards, *([one.condition] if one.condition else [])]
+            condition = one.condition
+            if plan.guards and any(isinstance(piece, str) and " or " in piece for piece in condition):
+                condition = ("(", *condition, ")")
+            conditions = [*plan.guards, *([condition] if condition else [])]
             test = _joined(conditions, " and ")
             inner = step
             if test:
@@ -101,9 +117,9 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
                 inner, word = step * 2, "elif"
             lines.append((inner, *_call(call, unit, {**children, **one.kwargs}, inner, step)))
     elif plan.policy is not None:
-        draft.need("torch.distributed.fsdp", "fully_shard")
+        ignored: dict[str, Line] = {"ignored": plan.ignored} if plan.ignored is not None else {}
         step = draft.module.step()
-        lines.append(_call("shard_by_policy", MODEL, {"policy": plan.policy, **children}, "", step))
+        lines.append(_call("shard_by_policy", MODEL, {"policy": plan.policy, **ignored, **children}, "", step))
     lines.append(_call(call, MODEL, root, "", draft.module.step()))
     lines += [line for step in steps if step.order > Order.SHARD for line in step.lines]
     return [_fill(line, MODEL, model) for line in lines]
@@ -185,7 +201,7 @@ def _write_conditional(draft: Draft, wrap: Wrap, choice: cst.IfExp) -> None:
     body, orelse = branch(choice.body), branch(choice.orelse)
     test = module.quote(choice.test)
     if not body:
-        body, orelse, test = orelse, [], _negated(module, choice.test)
+        body, orelse, test = orelse, [], negated(module, choice.test)
     lines: list[Line] = [("if ", *test, ":"), *_indented(body, step)]
     if orelse:
         lines += [("else:",), *_indented(orelse, step)]
@@ -193,7 +209,8 @@ def _write_conditional(draft: Draft, wrap: Wrap, choice: cst.IfExp) -> None:
     draft.statement_becomes(statement, _with_comments(draft, statement, lines))
 
 
-def _negated(module: Module, test: cst.BaseExpression) -> Line:
+def negated(module: Module, test: cst.BaseExpression) -> Line:
+    """Pieces of `not test`, without needless parentheses."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return module.quote(test.expression)
     simple = isinstance(test, (cst.Name, cst.Attribute, cst.Call, cst.Subscript)) or bool(test.lpar)
@@ -238,14 +255,24 @@ def _call(name: str, model: str | None, kwargs: dict[str, Line], indent: str, st
     """`name(model, key=value, ...)`, broken into one argument a line where it would be long."""
     arguments: list[Line] = [(model,) if model is not None else subject]
     arguments += [(f"{key}=", *value) for key, value in kwargs.items()]
-    width = sum(len(p) if isinstance(p, str) else p.stop - p.start for a in arguments for p in a)
+    width = sum(map(_width, arguments))
     if len(indent) + len(name) + width + 2 * len(arguments) <= WIDTH or len(arguments) == 1:
         return (f"{name}(", *_joined(arguments, ", "), ")")
     inner = f"\n{indent}{step}"
     broken: list[Piece] = [f"{name}("]
     for argument in arguments:
+        first, last = argument[0], argument[-1]
+        long = len(indent) + len(step) + _width(argument) > WIDTH + 8
+        if long and isinstance(first, str) and isinstance(last, str) and "(" in first and last.endswith(")"):
+            at = first.index("(") + 1
+            rest = (first[at:], *argument[1:-1], last[:-1]) if len(argument) > 1 else (first[at:-1],)
+            argument = (first[:at], f"{inner}{step}", *rest, f"{inner})")
         broken += [inner, *argument, ","]
     return (*broken, f"\n{indent})")
+
+
+def _width(line: Line) -> int:
+    return sum(len(piece) if isinstance(piece, str) else piece.stop - piece.start for piece in line)
 
 
 def _joined(lines: list[Line], separator: str) -> Line:

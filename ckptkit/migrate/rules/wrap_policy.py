@@ -143,7 +143,7 @@ def _any(draft: Draft, wrap: Wrap, module: object, policies: cst.BaseExpression,
         if condition is None:
             return None
         pieces += [*([" or "] if pieces else []), *condition]
-    return ("(", *pieces, ")") if len(policies.elements) > 1 else tuple(pieces)
+    return tuple(pieces)
 
 
 def _isinstance(draft: Draft, wrap: Wrap, classes: Value) -> Line | None:
@@ -244,8 +244,8 @@ def _inlined(draft: Draft, wrap: Wrap, function: cst.Lambda) -> Line | None:
             at = inner.stop
     pieces.append(content[at : span.stop])
     body = "".join(pieces)
-    atomic = isinstance(function.body, (cst.Call, cst.Name, cst.Attribute, cst.Comparison)) and not function.body.lpar
-    return (body,) if atomic else (f"({body})",)
+    loose = isinstance(function.body, (cst.IfExp, cst.Lambda, cst.NamedExpr)) or "\n" in body
+    return (f"({body})",) if loose else (body,)
 
 
 def _run_time_policy(draft: Draft, wrap: Wrap, value: Value) -> Line | None:

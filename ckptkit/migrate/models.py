@@ -1,0 +1,89 @@
+"""Facts about the wrapped model and its device that several rules ask for."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from .draft import Draft
+from .flow import CALL, INSTANCE, Origin
+from .plan import Line
+from .rule import spell
+from .wraps import Value, Wrap
+
+_LIBRARIES = re.compile(r"^\s*(?:from|import)\s+(?:transformers|torchvision|timm|diffusers|peft|open_clip)\b", re.M)
+_BUFFERS = re.compile(r"register_buffer|Buffer\(|BatchNorm|InstanceNorm")
+_SET_DEVICE = re.compile(r"\b(?:cuda|xpu|npu|accelerator)\.set_device(?:_index)?\(")
+
+
+def device_kind(draft: Draft, value: Value | None) -> str:
+    """`cpu`, `cuda` or, where only the run tells, `either`; an absent device or a number means `cuda`."""
+    if value is None:
+        return "cuda"
+    kinds = {_kind(draft, origin) for origin in draft.flow.origins(value.module, value.node)}
+    if not kinds or kinds == {"cuda"}:
+        return "cuda"
+    return "cpu" if kinds == {"cpu"} else "either"
+
+
+def _kind(draft: Draft, origin: Origin) -> str:
+    if origin.kind != CALL or origin.name != "torch.device" or not isinstance(origin.node, cst.Call):
+        text = origin.node.evaluated_value if isinstance(origin.node, cst.SimpleString) else ""
+        return "cpu" if str(text).startswith("cpu") else "cuda"
+    node = origin.node.args[0].value if origin.node.args else None
+    if isinstance(node, cst.SimpleString):
+        return str(node.evaluated_value).split(":")[0]
+    if isinstance(node, cst.FormattedString) and node.parts and isinstance(node.parts[0], cst.FormattedStringText):
+        return node.parts[0].value.split(":")[0]
+    if isinstance(node, cst.Integer):
+        return "cuda"
+    found = {_kind(draft, o) for o in draft.flow.origins(origin.module, node)} if node is not None else set()
+    return found.pop() if len(found) == 1 else "either"
+
+
+def device_type(draft: Draft, wrap: Wrap) -> Line:
+    """The first argument of `init_device_mesh` for a wrap: a quoted word, or `device.type`."""
+    value = wrap.args.get("device_id")
+    kind = device_kind(draft, value)
+    if kind == "either" and value is not None:
+        spelled = spell(draft, wrap, value)
+        if spelled is not None:
+            return (*spelled, ".type")
+    return ('"cpu"',) if kind == "cpu" else ('"cuda"',)
+
+
+def sets_device(draft: Draft) -> bool:
+    """Whether any file of the program chooses its GPU itself."""
+    return any(_SET_DEVICE.search(module.text.masked) for module in draft.flow.program)
+
+
+def may_have_buffers(draft: Draft, wrap: Wrap) -> bool:
+    """Whether the model may hold floating-point buffers: it is built of classes that we cannot see, or that register some."""
+    subject = wrap.subject
+    origins = draft.flow.origins(subject.module, subject.node) if subject is not None else frozenset()
+    seen = bool(origins) and all(
+        (o.kind == INSTANCE) or (o.kind == CALL and o.name.startswith("torch.nn.")) for o in origins
+    )
+    return not seen or _mentions(draft, _BUFFERS) or _mentions(draft, _LIBRARIES)
+
+
+def may_have_batch_norm(draft: Draft, wrap: Wrap) -> bool:
+    """Whether the model may hold BatchNorm layers: the program names them, or takes models from a vision library."""
+    return _mentions(draft, re.compile(r"BatchNorm|torchvision|timm|resnet|hub\.load"))
+
+
+def _mentions(draft: Draft, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(module.text.masked) for module in draft.flow.program)
+
+
+def literal(draft: Draft, value: Value | None) -> bool | None:
+    """The truth of an argument that is a constant here; None where only the run tells."""
+    if value is None:
+        return False
+    origins = draft.flow.origins(value.module, value.node)
+    if len(origins) == 1:
+        node = next(iter(origins)).node
+        if isinstance(node, cst.Name) and node.value in ("True", "False", "None"):
+            return node.value == "True"
+    return None

@@ -1,0 +1,139 @@
+"""sharding_strategy becomes reshard_after_forward, and a mesh for hybrid and unsharded strategies.
+
+What: FULL_SHARD and None need nothing (the root is never freed after forward, in FSDP1 as in FSDP2's default).
+SHARD_GRAD_OP is `reshard_after_forward=False`. HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within a node and replicate across
+nodes: a 2-D mesh with named dims. NO_SHARD is a mesh that shards over one rank and replicates over all.
+
+Before::
+
+    model = FSDP(model, auto_wrap_policy=policy, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+After::
+
+    mesh = init_device_mesh(
+        "cuda",
+        (dist.get_world_size() // torch.cuda.device_count(), torch.cuda.device_count()),
+        mesh_dim_names=("replicate", "shard"),
+    )
+    for module in reversed(list(model.modules())[1:]):
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+In numbers: equal.
+
+Known limits: a strategy that is chosen at run time between FULL_SHARD and SHARD_GRAD_OP stays a run-time choice; one that
+may also be hybrid or NO_SHARD is left with a TODO. With SHARD_GRAD_OP FSDP1 also kept parameters gathered after a backward under
+no_sync; `set_reshard_after_backward` would do so (performance only).
+Default groups read in torch 2.13 torch/distributed/fsdp/_init_utils.py (_init_intra_and_inter_node_groups).
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import NAME
+from ..grade import Grade
+from ..models import device_kind, device_type
+from ..plan import Line
+from ..rule import spell
+from ..shard import negated
+from ..wraps import Value, Wrap
+
+SOURCES = ("fsdp1",)
+STRATEGY = "torch.distributed.fsdp.ShardingStrategy."
+HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+
+def plan(draft: Draft, wrap: Wrap) -> None:
+    """Set reshard_after_forward, and a mesh where the strategy implies one."""
+    value = wrap.get("sharding_strategy")
+    if value is None:
+        return
+    names = _strategies(draft, value)
+    if names is None or len(names) != 1:
+        _at_run_time(draft, wrap, value, names)
+        return
+    name = names.pop()
+    if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"):
+        wrap.plan.kwargs["reshard_after_forward"] = ("False",)
+    has_mesh = any(wrap.text(one) not in ("", "None") for one in ("process_group", "device_mesh"))
+    if name in HYBRID and not has_mesh:
+        wrap.plan.kwargs["mesh"] = _mesh(draft, wrap, hybrid=True)
+    elif name == "NO_SHARD":
+        if has_mesh:
+            wrap.plan.refuse("sharding-strategy", "NO_SHARD over a process group or mesh: use DDP, or a (ranks, 1) mesh")
+            return
+        wrap.plan.kwargs["mesh"] = _mesh(draft, wrap, hybrid=False)
+    if not has_mesh:
+        wrap.plan.shared["mesh"] = ("mesh", "device_mesh")
+    draft.note(wrap.call, Grade.EXACT, f"sharding_strategy {name} is spelled as reshard_after_forward and mesh")
+
+
+def _strategies(draft: Draft, value: Value) -> set[str] | None:
+    """Names of the strategies that the value may be; None when it may be something unknown."""
+    origins = draft.flow.origins(value.module, value.node)
+    names = {o.name.removeprefix(STRATEGY) for o in origins if o.kind == NAME and o.name.startswith(STRATEGY)}
+    return names if names and len(names) == len({o.name for o in origins}) and not _is_field(draft, value) else None
+
+
+def _is_field(draft: Draft, value: Value) -> bool:
+    """Whether the value is read from a field or parameter whose default can be overridden where we cannot see it."""
+    return isinstance(value.node, cst.Attribute) and not draft.flow.name(value.module, value.node).startswith(STRATEGY)
+
+
+def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None) -> None:
+    here = spell(draft, wrap, value)
+    if here is None or names is not None and names - {"FULL_SHARD", "SHARD_GRAD_OP"}:
+        wrap.plan.refuse("sharding-strategy", f"sharding_strategy={wrap.text('sharding_strategy')} is only known at run time")
+        return
+    if isinstance(value.node, cst.IfExp) and names is not None:
+        body = draft.flow.name(value.module, value.node.body).removeprefix(STRATEGY)
+        test = value.module.quote(value.node.test)
+        keep = test if body == "FULL_SHARD" else negated(value.module, value.node.test)
+        wrap.plan.kwargs["reshard_after_forward"] = keep
+        _root_stays(wrap)
+        draft.note(wrap.call, Grade.EXACT, "the choice of sharding_strategy becomes one of reshard_after_forward")
+        return
+    if names is None:
+        draft.todo(
+            wrap.call,
+            f"sharding_strategy={wrap.text('sharding_strategy')} is taken as FULL_SHARD or SHARD_GRAD_OP; "
+            "HYBRID_SHARD and NO_SHARD need a mesh here",
+        )
+    wrap.plan.kwargs["reshard_after_forward"] = (*_grouped(here, value), f" != {_grad_op(draft)}")
+    _root_stays(wrap)
+
+
+def _grad_op(draft: Draft) -> str:
+    name = draft.need("torch.distributed.fsdp", "ShardingStrategy")
+    return f"{name}.SHARD_GRAD_OP"
+
+
+def _grouped(line: Line, value: Value) -> Line:
+    return line if isinstance(value.node, (cst.Name, cst.Attribute)) or value.node.lpar else ("(", *line, ")")
+
+
+def _root_stays(wrap: Wrap) -> None:
+    """The root is never resharded after forward, whatever the strategy."""
+    wrap.plan.child_kwargs["reshard_after_forward"] = wrap.plan.kwargs.pop("reshard_after_forward")
+    if not wrap.plan.units and wrap.text("auto_wrap_policy") in ("", "None"):
+        wrap.plan.child_kwargs.pop("reshard_after_forward")
+
+
+def _mesh(draft: Draft, wrap: Wrap, *, hybrid: bool) -> Line:
+    mesh = draft.need("torch.distributed.device_mesh", "init_device_mesh")
+    dist = draft.need_module("torch.distributed", "dist")
+    kind = device_type(draft, wrap)
+    if not hybrid:
+        return (f"{mesh}(", *kind, f', ({dist}.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))')
+    torch = draft.need_module("torch")
+    module = "cpu" if device_kind(draft, wrap.args.get("device_id")) == "cpu" else "cuda"
+    step = draft.module.step()
+    local = f"{torch}.{module}.device_count()"
+    return (
+        f"{mesh}(\n{step}",
+        *kind,
+        f',\n{step}({dist}.get_world_size() // {local}, {local}),\n{step}mesh_dim_names=("replicate", "shard"),\n)',
+    )
