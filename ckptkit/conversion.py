@@ -136,6 +136,7 @@ def convert(
         to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
         strip_prefix, tuple(rename), max_shard_size, ds_config, allow_drop, overwrite, check, workers,
     )  # fmt: skip
+    _target(STRATEGY_TARGETS.get(to, to))
     target = Path(dst)
     if not dry_run:
         check_target(target, overwrite=overwrite, sources=(Path(src),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -28,7 +29,7 @@ class CkptkitError(Exception):
 
     code: Exit = Exit.BUG
 
-    def __init__(self, what: str, *, why: str = "", hint: str = "", faults: tuple[str, ...] | list[str] = ()) -> None:
+    def __init__(self, what: str, *, why: str = "", hint: str = "", faults: Iterable[str] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.why = why

@@ -95,7 +95,11 @@ def find_source(path: Path, format: str, dialect: str) -> Source:
         raise SourceError(f"{path} looks like {names}", hint="name one of them with --dialect")
     if folders and (named or format == "auto"):
         module, found = folders[0]
-        parts = {role: (part, _container(part, "auto")) for role, part in found.items()}
+        known_formats = formats()
+        parts = {
+            role: (part, known_formats["json"] if part.suffix == ".json" else _container(part, "auto"))
+            for role, part in found.items()
+        }
         return Source(module, parts, (f"a folder with {', '.join(part.name for part in found.values())}",))
     if named is not None and not isinstance(named, ForKeys):
         raise SourceError(f"{path} is no folder of {dialect}", hint="leave --dialect out, or name the folder itself")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import SourceError
+from ..errors import AmbiguousError, SourceError
 from .box import Shape
 from .checkpoint import Drop, ModelFacts, State
 from .dtype import is_float
@@ -160,6 +160,14 @@ def _names_of_ids(
             return _checked(named_ids(ids, names), shapes, weights)
         return match_ids(ids, shapes, {name: weights[name].spec.shape for name in names if name in weights})
     candidates = {name: tensor for name, tensor in weights.items() if _can_be_parameter(name, tensor, weights)}
+    if state.parameters is not None:
+        candidates = {name: weights[name] for name in (_strip(n, prefix) for n in state.parameters) if name in weights}
+    elif hints.model is None and not state.ordered:
+        raise AmbiguousError(
+            "the optimizer numbers its parameters, and the files do not say in which order the model has them",
+            why="safetensors files are sorted by name, not by the model",
+            hint="--model pkg.mod:factory or --param-names FILE says it",
+        )
     if hints.model is not None:
         trained = [name for name in hints.model.parameters if name not in hints.model.frozen and name in weights]
         if len(trained) != sum(map(len, ids)):

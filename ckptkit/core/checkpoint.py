@@ -26,7 +26,8 @@ class State:
     Tensor or plain value}}, "param_groups": [{"params": [name or id, ...], hyper-parameters...}]}`, or None.
     `masters`: name -> fp32 Tensor. `extras`: all the rest by its usual name (`scheduler`, `step`, `rng`, ...).
     `aliases`, `buffers` and `frozen` are what the files themselves know about names; None where they do not know.
-    `drops` is what belongs to the checkpoint and is not in its files.
+    `drops` is what belongs to the checkpoint and is not in its files. `parameters` names the parameters in the order
+    of the model; where it is None that order is the order of `model`, unless `ordered` is False (safetensors sorts).
     """
 
     model: Mapping[str, Any]
@@ -38,6 +39,8 @@ class State:
     frozen: frozenset[str] | None = None
     warnings: tuple[str, ...] = ()
     drops: tuple[Drop, ...] = ()
+    parameters: tuple[str, ...] | None = None
+    ordered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Names that only the model knows: every parameter (in order) and buffer with its shape, and tied names.
-
-    `units` gives for every module its direct and nested parameters in FSDP1's flattening order where that is asked
-    for: module name -> names of the parameters below it.
-    """
+    """Names that only the model knows: every parameter (in order) and buffer with its shape, and tied names."""
 
     parameters: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, tuple[int, ...]]

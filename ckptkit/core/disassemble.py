@@ -54,22 +54,24 @@ def _optimizer(checkpoint: Checkpoint, keys: str, prefix: str) -> dict[str, Any]
             state.setdefault(key.fqn, {})[key.slot] = tensor
     for name, slots in checkpoint.optimizer_values.items():
         state.setdefault(name, {}).update(slots)
-    groups = [dict(group) for group in checkpoint.param_groups]
-    names: Mapping[str, Any]
-    if keys == "id":
-        ordered = [name for group in groups for name in group["params"]] or list(state)
-        names = {name: index for index, name in enumerate(ordered)}
-    else:
-        named = [*state, *(name for group in groups for name in group["params"])]
-        names = {name: prefix + name for name in named}
     resolve = _resolve(checkpoint)
+    groups = [{**mapped(dict(group), resolve), "params": list(group["params"])} for group in checkpoint.param_groups]
+    named = {"state": state, "param_groups": groups}
+    if keys == "id":
+        return numbered(named)
     return {
-        "state": {names[name]: slots for name, slots in sorted(state.items(), key=lambda item: _rank(names[item[0]]))},
-        "param_groups": [
-            {**mapped(group, resolve), "params": [names[name] for name in group["params"]]} for group in groups
-        ],
+        "state": {prefix + name: slots for name, slots in state.items()},
+        "param_groups": [{**group, "params": [prefix + name for name in group["params"]]} for group in groups],
     }
 
 
-def _rank(key: Any) -> Any:
-    return key if isinstance(key, int) else 0
+def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer state with integers in the place of names, counted through all groups as torch does."""
+    ordered = [name for group in optimizer["param_groups"] for name in group["params"]] or list(optimizer["state"])
+    ids = {name: index for index, name in enumerate(ordered)}
+    return {
+        "state": {ids[name]: optimizer["state"][name] for name in ordered if name in optimizer["state"]},
+        "param_groups": [
+            {**group, "params": [ids[name] for name in group["params"]]} for group in optimizer["param_groups"]
+        ],
+    }

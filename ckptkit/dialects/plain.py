@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.checkpoint import Contents, State
+from ..core.flat_optimizer import is_flat, nested_optimizer
 from ..core.tree import is_tensors
 
 NAME = "plain"
@@ -59,7 +60,7 @@ def _model_key(tree: Mapping[str, Any]) -> str | None:
 
 def _optimizer_key(tree: Mapping[str, Any]) -> str | None:
     def fits(value: Any) -> bool:
-        return isinstance(value, Mapping) and ("state" in value or "param_groups" in value)
+        return isinstance(value, Mapping) and ("state" in value or "param_groups" in value or is_flat(value))
 
     return next((name for name in _OPTIMIZER if fits(tree.get(name))), None)
 
@@ -80,7 +81,7 @@ def read(parts: Mapping[str, Contents]) -> State:
             extras[known if known not in extras and (known == name or known not in tree) else name] = value
     return State(
         model=tree[model],
-        optimizer=tree[optimizer] if optimizer else None,
+        optimizer=nested_optimizer(tree[optimizer]) if optimizer else None,
         masters=masters,
         extras=extras,
         warnings=contents.warnings,

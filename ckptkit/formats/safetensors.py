@@ -81,7 +81,7 @@ def read(path: Path, options: ReadOptions) -> Contents:
     optimizer = (path if path.is_dir() else path.parent) / _OPTIMIZER
     if path.is_dir() and optimizer.is_file():
         tree |= _read_optimizer(optimizer)
-    return Contents(NAME, tree, evidence, world_size=1, facts={"aliases": aliases})
+    return Contents(NAME, tree, evidence, world_size=1, facts={"aliases": aliases, "ordered": False})
 
 
 def _files(path: Path) -> tuple[list[Path], str]:

@@ -1,0 +1,1 @@
+"""The Typer command line: one command a file."""
