@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.box import Box, uncovered, whole
 from ..core.checkpoint import Contents
 from ..core.spec import Piece, Tensor, TensorSpec
 from ..core.tree import Opaque, Tree, walk
 from ..errors import SourceError
+from ._dcp_chunks import chunk_faults
 from ._dcp_entries import EntryPlace, load_entry
 from ._dcp_metadata import Entry, Index, Item, read_index
 from ._dcp_note import facts, restored
@@ -135,7 +135,8 @@ def _check(root: Path, indexes: list[Index]) -> None:
     faults = [fault for index in indexes for fault in _entry_faults(root, index, sizes)]
     index = indexes[0] if len(indexes) == 1 else _merged(indexes)
     for key, item in index.items.items():
-        faults += [f"{key}: {fault}" for fault in _chunk_faults(item)]
+        if item.shape is not None:
+            faults += [f"{key}: {fault}" for fault in chunk_faults(item.shape, item.chunks)]
     if faults:
         raise SourceError(
             f"{root} is not whole: {len(faults)} faults",
@@ -164,28 +165,3 @@ def _entry_faults(root: Path, index: Index, sizes: dict[str, int | None]) -> Ite
                 lacking.add(entry.file)
             elif entry.offset + entry.length > size:
                 yield f"{key}: bytes {entry.offset} to {entry.offset + entry.length} of {entry.file}, which has {size}"
-
-
-def _chunk_faults(item: Item) -> Iterator[str]:
-    if item.shape is None:
-        return
-    chunks = [box for box in dict.fromkeys(item.chunks) if box.numel]
-    outside = [box for box in chunks if len(box.sizes) != len(item.shape) or not whole(item.shape).holds(box)]
-    for box in outside:
-        yield f"its chunk at {box.offsets} of size {box.sizes} is outside of {item.shape}"
-    if outside:
-        return
-    # In order, so that what is left uncovered stays one box for all usual shardings.
-    chunks.sort(key=lambda box: box.offsets)
-    missing, hole = uncovered(item.shape, chunks)
-    total = whole(item.shape).numel
-    if missing and hole is not None:
-        yield f"{missing} of its {total} elements are in no chunk, the first at {hole.offsets}"
-    doubled = sum(box.numel for box in chunks) - (total - missing)
-    if doubled:
-        first, second = _overlap(chunks)
-        yield f"{doubled} elements are in two chunks, at {first.offsets} and at {second.offsets}"
-
-
-def _overlap(chunks: list[Box]) -> tuple[Box, Box]:
-    return next((a, b) for i, a in enumerate(chunks) for b in chunks[i + 1 :] if a & b)

@@ -25,7 +25,7 @@ from ..core.checkpoint import Contents
 from ..core.layout import Layout
 from ..core.options import ReadOptions, WriteOptions
 from ..errors import SourceError
-from . import _dcp_read, _dcp_write
+from . import _dcp_read, _dcp_safetensors, _dcp_write
 
 NAME = "dcp"
 TARGETS = {
@@ -44,7 +44,10 @@ def detect(path: Path) -> str | None:
         return f".metadata, {files} .distcp files"
     if ranks:
         return f"{len(ranks)} rank metadata files, {files} .distcp files"
-    return f"{files} .distcp files without .metadata" if files else None
+    if files:
+        return f"{files} .distcp files without .metadata"
+    shards = _dcp_safetensors.shard_files(path)
+    return f"{len(shards)} safetensors files of DCP shards" if shards else None
 
 
 def _rank_metadata(path: Path) -> dict[int, Path]:
@@ -59,6 +62,9 @@ def read(path: Path, options: ReadOptions) -> Contents:
     ranks = _rank_metadata(path)
     if ranks:
         return _dcp_read.read_ranks(NAME, path, ranks, evidence)
+    shards = _dcp_safetensors.shard_files(path)
+    if shards and not any(path.glob("*.distcp")):
+        return _dcp_safetensors.read(NAME, path, shards, evidence)
     raise SourceError(
         f"{path} has no .metadata",
         why="DCP writes it last: this save did not finish, or the file was not copied (its name begins with a dot)",

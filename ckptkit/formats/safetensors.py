@@ -26,39 +26,34 @@ from ..core.layout import Body, Layout, OutFile, Raw
 from ..core.options import ReadOptions, WriteOptions
 from ..core.spec import Tensor, TensorKey
 from ..errors import SourceError
-from ..io.places import FileExtent
+from ..io.safetensors_file import DTYPES, SHARDING, read_file, read_header
 from ..io.torch_file import is_torch_file, load_tree
 from ._json_tree import decoded, said, unsaid
 
 NAME = "safetensors"
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
-_NAMES = {name: code for code, name in _DTYPES.items()}
+_NAMES = {name: code for code, name in DTYPES.items()}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _OPTIMIZER = "optimizer.safetensors"
 _GROUPS, _EXTRAS, _VALUES, _FORMAT = "ckptkit.param_groups", "ckptkit.extras", "optimizer_values", {"format": "pt"}
-_HEADER_LIMIT = 100_000_000  # the limit of the safetensors library
-_SHARDED = "DCP_SHARDING_INFO"  # in the header of a file that DCP wrote: names are whole, tensors are shards
 
 
 def detect(path: Path) -> str | None:
     if path.is_file():
-        if path.suffix != ".safetensors" or _SHARDED in _metadata(path):
+        if path.suffix != ".safetensors" or SHARDING in _metadata(path):
             return None
         return "a safetensors file"
+    if any((path / "sharded").glob("shard-*.safetensors")):
+        return None  # DCP consolidated it, losing 0-d tensors, and kept the shards: its own container reads those
     for name in (*_INDEXES, *_SINGLES):
         if (path / name).is_file():
-            return None if name.endswith(".safetensors") and _SHARDED in _metadata(path / name) else name
+            return None if name.endswith(".safetensors") and SHARDING in _metadata(path / name) else name
     return None
 
 
 def _metadata(path: Path) -> Mapping[str, Any]:
     try:
-        return _header(path)[0].get("__metadata__", {})
+        return read_header(path)[0].get("__metadata__", {})
     except SourceError:
         return {}
 
@@ -112,40 +107,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if is_torch_file(path):
         tree = load_tree(path)
         return {name: value for name, value in tree.items() if isinstance(value, Tensor)}, {}
-    header, base, size = _header(path)
-    metadata = header.pop("__metadata__", {})
-    tensors = {}
-    for name, entry in header.items():
-        dtype, shape = _DTYPES.get(entry["dtype"]), tuple(entry["shape"])
-        if dtype is None:
-            raise SourceError(f"{path}: {name} has the unknown dtype {entry['dtype']}")
-        start, end = entry["data_offsets"]
-        tensor = Tensor.at(FileExtent(str(path), base + start), shape, dtype)
-        if start < 0 or end - start != tensor.spec.nbytes or base + end > size:
-            raise SourceError(
-                f"{path}: {name} does not fit the file",
-                why=f"bytes {start} to {end} of {size - base}, shape {shape}, dtype {dtype}",
-                hint="the file is truncated or damaged; copy it again",
-            )
-        tensors[name] = tensor
-    return tensors, metadata
-
-
-def _header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The JSON header, the offset of the data and the size of the file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-        if length > min(size - 8, _HEADER_LIMIT):
-            raise SourceError(f"{path} is no whole safetensors file", why="its header is longer than the file")
-        try:
-            header = json.loads(file.read(length))
-            if not isinstance(header, dict):
-                raise ValueError("the header is no object")
-        except ValueError as error:
-            raise SourceError(f"{path} is no safetensors file", why=str(error), hint="copy it again") from error
-    return header, 8 + length, size
+    return read_file(path)
 
 
 def _read_optimizer(path: Path) -> dict[str, Any]:
