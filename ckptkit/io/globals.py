@@ -17,6 +17,7 @@ import torch
 
 from ..core.dtype import ITEMSIZE
 from ..core.tree import Opaque
+from .standin import Standin, standin_class
 
 # Modules and names whose only use in a data file is to run something, or to get hold of what does.
 _ATTACK_MODULES = frozenset(
@@ -130,7 +131,11 @@ def _rebuild_parameter(data: Any, requires_grad: Any = True, *_: Any) -> Any:
 
 
 def _rebuild_from_type_v2(function: Any, kind: Any, args: Any, state: Any = None) -> Any:
-    return function(*args)
+    made = function(*args)
+    if isinstance(made, Standin) and state is not None:
+        # A wrapper subclass such as DTensor keeps its parts in its attributes.
+        made.__setstate__(state)
+    return made
 
 
 def _no_storage(name: str) -> Callable[..., Opaque]:
@@ -187,9 +192,10 @@ def _default_dict(factory: Any = None, *items: Any) -> dict[Any, Any]:
     return dict(*items)
 
 
-def _named_member(owner: Any, name: str) -> Opaque:
-    """Stands for `getattr(SomeEnum, "member")`, which ShardedTensor's metadata holds: only the name is kept."""
-    return Opaque(f"{getattr(owner, 'kind', owner)}.{name}")
+def _named_member(owner: Any, name: Any) -> type[Standin]:
+    """Stands for `getattr(Class, "member")`, by which ShardedTensor's metadata names enum members and nested classes:
+    only the name is kept, and nothing is looked up."""
+    return standin_class(str(getattr(owner, "kind", owner)), str(name))
 
 
 def _functions() -> dict[tuple[str, str], Any]:
