@@ -1,0 +1,64 @@
+"""What only the model knows: its parameters in order, buffers, tied and frozen names, built without memory for them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import torch
+from torch import nn
+
+from ..core.checkpoint import ModelFacts
+from ..errors import UsageError
+
+
+def describe(name: str) -> ModelFacts:
+    """The facts of the model that `pkg.mod:factory` returns. `factory` takes nothing and is called on the meta device.
+
+    This runs the user's own code, which is named by the user. Raises UsageError where it cannot be imported or does
+    not answer a module.
+    """
+    return facts_of(_build(name))
+
+
+def facts_of(model: nn.Module) -> ModelFacts:
+    """The facts of a module. Shapes are those of its tensors as they are: give a model that is not wrapped."""
+    owners: dict[int, str] = {}
+    parameters: dict[str, tuple[int, ...]] = {}
+    aliases: dict[str, str] = {}
+    frozen: set[str] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners.setdefault(id(parameter), name)
+        if owner != name:
+            aliases[name] = owner
+            continue
+        parameters[name] = tuple(parameter.shape)
+        if not parameter.requires_grad:
+            frozen.add(name)
+    saved = model.state_dict()
+    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in saved}
+    return ModelFacts(parameters, buffers, aliases, frozenset(frozen))
+
+
+def _build(name: str) -> nn.Module:
+    module, _, factory = name.partition(":")
+    if not module or not factory:
+        raise UsageError(f"--model {name!r} names no factory", hint="--model pkg.mod:factory, as in train:build_model")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        make = importlib.import_module(module)
+        for part in factory.split("."):
+            make = getattr(make, part)
+        with torch.device("meta"):
+            model = make()  # type: ignore[operator]
+    except Exception as error:
+        raise UsageError(
+            f"the model {name} cannot be built",
+            why=f"{type(error).__name__}: {error}",
+            hint="the factory takes no arguments, and its module is found from the current folder or is installed",
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name} answered a {type(model).__name__}, not a torch.nn.Module")
+    return model
