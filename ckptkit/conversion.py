@@ -22,7 +22,7 @@ from .core.transform import renamed, renaming, weights_only, with_dtype, with_we
 from .dialects import ForFolders, Writes, dialects
 from .difference import Difference
 from .errors import CheckError, LossError, TargetError, UsageError
-from .formats import Limited, Writable, targets
+from .formats import Limited, Writable, targets, writers
 from .io.move import move
 from .io.places import forget_open_files
 from .io.stage import check_target, staged
@@ -229,7 +229,7 @@ def _transformed(source: OpenCheckpoint, options: Options, keeps_masters: bool) 
 
 def _layout(parts: Any, options: WriteOptions) -> tuple[Layout, list[Drop], list[str]]:
     """Lay out every part of the target; a dialect that writes a folder has several."""
-    known = targets()
+    known = writers()
     files: list[OutFile] = []
     drops: list[Drop] = []
     warnings: list[str] = []

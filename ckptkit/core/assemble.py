@@ -132,6 +132,7 @@ def _named_optimizer(
         )
     for group in raw_groups:
         group["params"] = [names[key] for key in group.get("params", [])]
+        group.pop("param_names", None)
     return _Optimizer({names[key]: dict(value) for key, value in raw_state.items()}, raw_groups)
 
 
@@ -148,6 +149,11 @@ def _names_of_ids(
     prefix: str,
 ) -> dict[int, str]:
     ids = [list(group["params"]) for group in groups]
+    if ids and all(len(group.get("param_names", ())) == len(group["params"]) for group in groups):
+        # torch >= 2.6 notes the names where the optimizer was made from named_parameters().
+        said = [_strip(str(name), prefix) for group in groups for name in group["param_names"]]
+        if set(said) <= set(weights):
+            return named_ids(ids, said)
     shapes: dict[int, Shape] = {}
     for key, slots in raw_state.items():
         for slot, value in slots.items():

@@ -4,6 +4,9 @@ A container is a module with
 
     NAME: str                        what `--from` and `--to` call it
     TARGETS: Mapping[str, str]       other names that `--to` takes for it, with what they mean (may be left out)
+    DIALECT: str                     the dialect that is written unless one is named; `plain` where left out
+    MASTERS: bool                    whether it has room for fp32 masters beside narrower weights; False where left out
+    PART_ONLY: bool                  whether it only occurs inside a folder, never as a target; False where left out
 
     def detect(path: Path) -> str | None
         Whether the path is one of these, by file names and headers alone (nothing is unpickled); the evidence, or None.
@@ -66,11 +69,16 @@ def formats() -> dict[str, Format]:
     return {module.NAME: module for module in modules if isinstance(module, Format)}
 
 
+def writers() -> dict[str, Writable]:
+    """Every container that can be written, by name."""
+    return {name: module for name, module in formats().items() if isinstance(module, Writable)}
+
+
 def targets() -> dict[str, Writable]:
     """Every name that `--to` takes, with the container that writes it."""
     out: dict[str, Writable] = {}
-    for name, module in formats().items():
-        if isinstance(module, Writable):
+    for name, module in writers().items():
+        if not getattr(module, "PART_ONLY", False):
             names: Mapping[str, str] = getattr(module, "TARGETS", {})
             out |= dict.fromkeys((name, *names), module)
     return out

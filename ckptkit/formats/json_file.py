@@ -11,6 +11,7 @@ from ..core.options import ReadOptions, WriteOptions
 from ..errors import SourceError
 
 NAME = "json"
+PART_ONLY = True
 
 
 def detect(path: Path) -> str | None:
