@@ -37,7 +37,7 @@ def check_written(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Difference]:
     """Where the target does not hold what the plan put into it. `values` compares every element, else shapes only."""
-    held = {id(body.tensor) for file in plan.layout.files for body in file.bodies}
+    held = plan.layout.held
     drops = list(plan.drops)
     found: list[Difference] = []
     entries = [(key, tensor) for key, tensor in planned.entries.items() if id(tensor) in held or not tensor.spec.numel]

@@ -18,6 +18,7 @@ from .core.gather import CHUNK
 from .core.layout import Layout, OutFile
 from .core.options import WriteOptions
 from .core.plan import Plan, make_plan
+from .core.spec import Tensor
 from .core.transform import renamed, renaming, weights_only, with_dtype, with_weights
 from .dialects import ForFolders, Writes, dialects
 from .difference import Difference
@@ -189,8 +190,7 @@ def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None
     )
     parts = writer.write(state, container.NAME)
     layout, drops, warnings = _layout(parts, write_options)
-    bodies = {id(body.tensor) for file in layout.files for body in file.bodies}
-    drops += unplanned(planned, bodies, drops)
+    drops += unplanned(planned, layout.held, drops)
     plan = make_plan(
         layout,
         [*planned.drops, *drops],
@@ -231,6 +231,7 @@ def _layout(parts: Any, options: WriteOptions) -> tuple[Layout, list[Drop], list
     """Lay out every part of the target; a dialect that writes a folder has several."""
     known = writers()
     files: list[OutFile] = []
+    implied: list[Tensor] = []
     drops: list[Drop] = []
     warnings: list[str] = []
     single = False
@@ -239,13 +240,14 @@ def _layout(parts: Any, options: WriteOptions) -> tuple[Layout, list[Drop], list
         drops += _said(container, "drops", contents, options)
         warnings += [*contents.warnings, *_said(container, "warnings", contents, options)]
         layout = container.layout(contents, options)
+        implied += layout.implied
         if not path:
             files, single = [*files, *layout.files], layout.is_file
         elif layout.is_file:
             files.append(OutFile(path, layout.files[0].segments))
         else:
             files += layout.below(path).files
-    return Layout(tuple(files), single), drops, warnings
+    return Layout(tuple(files), single, tuple(implied)), drops, warnings
 
 
 def _said(container: Any, what: str, contents: Contents, options: WriteOptions) -> list[Any]:

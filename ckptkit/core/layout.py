@@ -79,16 +79,24 @@ class OutFile:
 class Layout:
     """The files of a target, in the order in which they become visible: metadata last.
 
-    `is_file` says that the target is a single file (then `files` has one entry, its name unused).
+    `is_file` says that the target is a single file (then `files` has one entry, its name unused). `implied` are tensors
+    that the files hold without bytes of their own: a weight that is its master rounded, a step that a group shares.
     """
 
     files: tuple[OutFile, ...]
     is_file: bool = False
+    implied: tuple[Tensor, ...] = ()
 
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
+    @property
+    def held(self) -> set[int]:
+        """The identities of all tensors that the files hold."""
+        return {id(body.tensor) for file in self.files for body in file.bodies} | set(map(id, self.implied))
+
     def below(self, folder: str) -> Layout:
         """The same files one folder down."""
-        return Layout(tuple(OutFile(f"{folder}/{file.name}", file.segments) for file in self.files))
+        files = tuple(OutFile(f"{folder}/{file.name}", file.segments) for file in self.files)
+        return Layout(files, implied=self.implied)

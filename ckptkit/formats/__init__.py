@@ -17,6 +17,9 @@ A container is a module with
         The mirror of `read`: which bytes of which tensor go where. Left out by containers that are only read.
     def drops(contents: Contents, options: WriteOptions) -> Iterable[Drop]
         What `layout` cannot hold, with reasons. Left out where there is nothing.
+    def warnings(contents: Contents, options: WriteOptions) -> Iterable[str]
+        What a person should know of this target before it is written: how to load it, what its loader does not
+        restore though the files hold it. Left out where there is nothing.
 """
 
 from __future__ import annotations
