@@ -59,12 +59,21 @@ def states(root: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def groups(root: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """The plain options of each named parameter's group; the learning rate is recorded step by step instead."""
+    """The plain options of each named parameter's group; the learning rate is recorded step by step instead.
+
+    An optimizer of flat vectors (DeepSpeed's, FSDP1's) has no names; if all its groups agree, they are everybody's.
+    """
     names = {id(p): name for name, p in _stripped(list(root.named_parameters()))}
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    every = []
     for group in optimizer.param_groups:
-        options = {k: v for k, v in group.items() if k in ("weight_decay", "momentum", "betas", "eps", "nesterov")}
-        found.update({names[id(p)]: options for p in group["params"] if id(p) in names})
+        options: dict[str, Any] = {
+            k: group[k] for k in ("weight_decay", "momentum", "betas", "eps", "nesterov") if k in group
+        }
+        every.append(options)
+        found.update(dict.fromkeys((names[id(p)] for p in group["params"] if id(p) in names), options))
+    if not found and all(options == every[0] for options in every):
+        found = dict.fromkeys(names.values(), every[0])
     return found
 
 

@@ -23,10 +23,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One candidate held against its reference."""
+    """One candidate held against its reference. `group` is what findings that belong together share: "fp32, adamw"."""
 
     comparison: Comparison
     diagnosis: Diagnosis | None
+    group: str = ""
 
     @property
     def label(self) -> str:
@@ -53,14 +54,12 @@ class Report:
     def exit_code(self) -> Exit:
         return Exit.OK if self.ok else Exit.FINDINGS
 
-    @property
-    def references(self) -> tuple[Trace, ...]:
-        """The distinct references, in order."""
-        seen: list[Trace] = []
+    def grouped(self) -> dict[str, list[Finding]]:
+        """The findings by group, in order."""
+        groups: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            if not any(finding.comparison.reference is trace for trace in seen):
-                seen.append(finding.comparison.reference)
-        return tuple(seen)
+            groups.setdefault(finding.group, []).append(finding)
+        return groups
 
     def summary(self) -> str:
         """One line: how many are equal, differ, failed or did not run."""
@@ -70,10 +69,10 @@ class Report:
         return ", ".join(parts) if parts else "nothing was compared"
 
 
-def judge(reference: Trace, candidate: Trace, tolerance: Tolerance) -> Finding:
+def judge(reference: Trace, candidate: Trace, tolerance: Tolerance, group: str = "") -> Finding:
     """Compares and, where they differ, diagnoses."""
     comparison = compare(reference, candidate, tolerance)
-    return Finding(comparison, diagnose(comparison))
+    return Finding(comparison, diagnose(comparison), group)
 
 
 def versions() -> dict[str, str]:
@@ -107,6 +106,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
 def _finding_to_json(finding: Finding) -> dict[str, Any]:
     c = finding.comparison
     return {
+        "group": finding.group,
         "label": c.candidate.label,
         "reference": c.reference.label,
         "strategy": c.candidate.strategy,

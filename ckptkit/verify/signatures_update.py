@@ -8,6 +8,10 @@ from .cause import Diagnosis, listed, numbers
 from .compare import Comparison, relative
 from .updates import common_ratio, first_gradient_is_right, updates
 
+SCALE_REMEDY = (
+    "compare who divides by the world size and by the number of accumulated micro-batches: engine.backward divides "
+    "by gradient_accumulation_steps, loss.backward does not; DDP and FSDP average over ranks, an all-reduce sums"
+)
 GROUP_REMEDY = (
     "compare the options of each parameter group; a group's own lr, weight_decay and betas must go with its parameters"
 )
@@ -71,6 +75,24 @@ def _shifted(ours: list[tuple[float, ...]], theirs: list[tuple[float, ...]], k: 
     return n >= 2 and len(set(early[:n])) > 1 and late[abs(k) : abs(k) + n] == early[:n]
 
 
+def loss_scale(c: Comparison) -> Diagnosis | None:
+    """In scripts the recorded loss is what was backpropagated, so a wrong divisor shows in loss and gradient alike."""
+    if not c.reference.steps or not c.candidate.steps:
+        return None
+    ours, theirs = c.reference.steps[0], c.candidate.steps[0]
+    if not ours.loss or not ours.grad_norm or not theirs.grad_norm:
+        return None
+    ratio = theirs.loss / ours.loss
+    if _near_whole(ratio) is None or relative(ratio, theirs.grad_norm / ours.grad_norm) > 1e-2:
+        return None
+    return Diagnosis(
+        "gradient scale",
+        f"the backpropagated loss and the first gradient are {_times(ratio)} what they should be",
+        f"step 0: loss ratio {ratio:.6g}, gradient norm ratio {theirs.grad_norm / ours.grad_norm:.6g}",
+        SCALE_REMEDY,
+    )
+
+
 def gradient_scale(c: Comparison) -> Diagnosis | None:
     """The first gradient is the right one times a constant: all tensors share the ratio, and so does the raw norm."""
     if not c.reference.steps or not c.candidate.steps:
@@ -87,19 +109,24 @@ def gradient_scale(c: Comparison) -> Diagnosis | None:
         return None
     else:
         ratio = by_norm
-    whole = _near_whole(ratio)
-    if whole is None and (by_update is None or relative(ratio, by_update) > 1e-2):
+    if _near_whole(ratio) is None and (by_update is None or relative(ratio, by_update) > 1e-2):
         return None
-    shown = (f"1/{whole}" if ratio < 1 else f"{whole}") if whole else f"{ratio:.4g}"
     what = "gradient norm" if by_norm is not None else "update"
+    also = by_norm is not None and by_update is not None and relative(1.0, by_update) > 1e-2
     return Diagnosis(
         "gradient scale",
-        f"the first gradient is {shown} of what it should be",
+        f"the first gradient is {_times(ratio)} what it should be",
         f"step 0: {what} ratio {ratio:.6g}"
-        + (f", updates of all tensors have the ratio {by_update:.6g}" if by_update else ""),
-        "compare who divides by the world size and by the number of accumulated micro-batches: engine.backward divides "
-        "by gradient_accumulation_steps, loss.backward does not; DDP and FSDP average over ranks, an all-reduce sums",
+        + (f", updates of all tensors have the ratio {by_update:.6g}" if also else ""),
+        SCALE_REMEDY,
     )
+
+
+def _times(ratio: float) -> str:
+    whole = _near_whole(ratio)
+    if whole is None:
+        return f"{ratio:.4g} times"
+    return f"{whole} times" if ratio > 1 else f"1/{whole} of"
 
 
 def _near_whole(ratio: float) -> int | None:
@@ -163,16 +190,19 @@ def group_options(c: Comparison) -> Diagnosis | None:
             GROUP_REMEDY,
         )
     moving = [u for u in updates(c) if not u.reference_is_still]
-    off, alike = [u for u in moving if u.error > 1e-2], [u for u in moving if u.error <= 1e-3]
-    if not off or not alike or not first_gradient_is_right(c):
+    off = [u for u in moving if u.is_off]
+    decay = bool(off) and all(u.differs_along_weights for u in off)
+    if not off or not first_gradient_is_right(c) or (len(off) == len(moving) and not decay):
         return None
-    decay = all(u.differs_along_weights for u in off)
-    ratio = common_ratio(off)
+    ratio = None if decay else common_ratio(off)
+    how = (
+        "; the updates differ by a multiple of the weights" if decay else f", update ratio {ratio:.6g}" if ratio else ""
+    )
     return Diagnosis(
         "group hyper-parameters",
-        f"one group's {'weight decay is another' if decay else 'hyper-parameters are others'}: {len(off)} tensors get "
-        f"another first update, {len(alike)} get the right one",
-        f"step 0: {listed([u.name for u in off])}" + (f", update ratio {ratio:.6g}" if ratio else ""),
+        f"{'weight decay is another' if decay else 'hyper-parameters are others'}: {len(off)} tensors get another "
+        f"first update, {len(moving) - len(off)} get the right one",
+        f"step 0: {listed([u.name for u in off])}{how}",
         GROUP_REMEDY,
     )
 

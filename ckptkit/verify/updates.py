@@ -40,16 +40,26 @@ class Update:
         return _fit(self.reference_delta, self.reference_before, self.delta)
 
     @property
-    def error(self) -> float:
-        """|delta - reference delta| / |reference delta|, 0 where the sample did not move on either side."""
-        gap, size = math.dist(self.delta, self.reference_delta), math.hypot(*self.reference_delta)
-        return gap / size if size else (math.inf if gap else 0.0)
+    def differs_along_weights(self) -> bool:
+        """Whether the updates differ by a multiple of the weights alone, as another weight decay would have it."""
+        gap = tuple(a - b for a, b in zip(self.delta, self.reference_delta, strict=True))
+        weights = self.reference_before
+        size, length = _dot(weights, weights), math.hypot(*gap)
+        if not size or not length:
+            return False
+        factor = _dot(gap, weights) / size
+        return math.dist(gap, [factor * w for w in weights]) <= 0.05 * length + self.rounding
 
     @property
-    def differs_along_weights(self) -> bool:
-        """Whether the updates differ by a multiple of the weights themselves, as another weight decay would."""
-        ratio = self.ratio
-        return ratio is not None and abs(ratio - 1) <= 2e-2
+    def rounding(self) -> float:
+        """How far two updates may lie apart for the rounding of the fp32 weights alone."""
+        return 5e-7 * math.hypot(*self.reference_after)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the candidate's update is another, beyond rounding."""
+        gap = math.dist(self.delta, self.reference_delta)
+        return gap > 1e-4 * math.hypot(*self.reference_delta) + self.rounding
 
 
 def updates(comparison: Comparison) -> list[Update]:
