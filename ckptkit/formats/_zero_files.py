@@ -71,8 +71,9 @@ def check_models(files: Files, models: Mapping[int, Mapping[str, Any]], ranks: i
     )
     said = next(iter(models.values())).get("dp_world_size")
     if isinstance(said, int) and said != ranks:
+        name = next(iter(files.models.values())).name
         raise SourceError(
-            f"{next(iter(files.models.values())).name} is of a run on {said} ranks, the optimizer files of one on {ranks}",
+            f"{name} is of a run on {said} ranks, the optimizer files of one on {ranks}",
             why="files of two checkpoints lie in one folder",
             hint="restore the files of one save",
         )

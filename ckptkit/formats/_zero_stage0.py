@@ -37,12 +37,12 @@ def read_stage0(files: Files, model: Mapping[str, Any], options: ReadOptions) ->
         tree |= {"optimizer": state, "master": masters}
         scaler = _scaler(optimizer)
     elif isinstance(optimizer, Mapping) and "param_groups" in optimizer:
-        tree["optimizer"] = optimizer
+        tree["optimizer"] = _named(optimizer, model)
     elif model.get("param_shapes"):
         drops = (Drop("optimizer", _GONE),)
     tree |= read_extras(model, scaler)
     ranks = model.get("dp_world_size")
-    stage = "ZeRO-1 or 2 without optimizer files" if model.get("param_shapes") else "ZeRO-0"
+    stage = "ZeRO-1 or 2 without optimizer files" if drops else "ZeRO-0"
     facts: dict[str, Any] = {"drops": drops}
     if model.get("buffer_names") is not None:
         facts["buffers"] = frozenset(model["buffer_names"])
@@ -55,6 +55,23 @@ def read_stage0(files: Files, model: Mapping[str, Any], options: ReadOptions) ->
         ranks if isinstance(ranks, int) else None,
         facts=facts,
     )
+
+
+def _named(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The optimizer by name where the file has names (one that ckptkit wrote), else by id as it is."""
+    ids = [list(group["params"]) for group in optimizer["param_groups"]]
+    names = _said(ids, model)
+    if names is None:
+        return optimizer
+    groups = [{**group, "params": [names[key] for key in group["params"]]} for group in optimizer["param_groups"]]
+    return {"state": {names[key]: slots for key, slots in optimizer["state"].items()}, "param_groups": groups}
+
+
+def _said(ids: Sequence[Sequence[int]], model: Mapping[str, Any]) -> dict[int, str] | None:
+    shapes = model.get("param_shapes")
+    if not shapes or [len(group) for group in shapes] != [len(group) for group in ids]:
+        return None
+    return {key: name for keys, group in zip(ids, shapes, strict=True) for key, name in zip(keys, group, strict=True)}
 
 
 def _with_masters(
@@ -101,6 +118,9 @@ def _fused(
 
 
 def _by_size(vectors: Sequence[Tensor], model: Mapping[str, Any], hints: Hints) -> list[list[str]]:
+    shapes = model.get("param_shapes")
+    if shapes and len(shapes) == len(vectors):
+        return [list(group) for group in shapes]
     candidates = _candidates(model, hints)
     sizes = {name: math.prod(shape) for name, shape in candidates.items()}
     out, left = [], list(candidates)
@@ -147,6 +167,9 @@ def _candidates(model: Mapping[str, Any], hints: Hints) -> dict[str, Shape]:
 def _names(
     ids: Sequence[Sequence[int]], shapes: Mapping[int, Shape], model: Mapping[str, Any], hints: Hints
 ) -> dict[int, str]:
+    said = _said(ids, model)
+    if said is not None:
+        return said
     candidates = _candidates(model, hints)
     if hints.param_names is not None and len(candidates) == sum(map(len, ids)):
         return named_ids(ids, list(candidates))
