@@ -1,8 +1,10 @@
-"""Constant places: bytes in memory, for small values that no file holds as they are and for shards of live models."""
+"""Places that need no file: bytes in memory, and a part of another place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .spec import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +15,14 @@ class Constant:
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         buffer[:] = memoryview(self.data)[start : start + len(buffer)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A place that starts `offset` bytes into another."""
+
+    base: Place
+    offset: int
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        self.base.read_into(self.offset + start, buffer)

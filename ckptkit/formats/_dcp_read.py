@@ -11,7 +11,7 @@ from ..core.checkpoint import Contents
 from ..core.spec import Piece, Tensor, TensorSpec
 from ..core.tree import Opaque, Tree, walk
 from ..errors import SourceError
-from ._dcp_chunks import chunk_faults
+from ._chunks import chunk_faults
 from ._dcp_entries import EntryPlace, load_entry
 from ._dcp_metadata import Entry, Index, Item, read_index
 from ._dcp_note import facts, restored

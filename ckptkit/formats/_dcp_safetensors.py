@@ -16,7 +16,7 @@ from ..core.checkpoint import Contents
 from ..core.spec import Piece, Tensor, TensorSpec
 from ..errors import SourceError
 from ..io.safetensors_file import SHARDING, read_file
-from ._dcp_chunks import chunk_faults
+from ._chunks import chunk_faults
 
 _SHARD = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 

@@ -1,0 +1,145 @@
+"""rank_files: one torch file for each rank, as FSDP1 and FSDP2 scripts write without torch.distributed.checkpoint.
+
+What: FSDP2's DTensors (verl's `model_world_size_W_rank_R.pt`), FSDP1's sharded state dicts (ShardedTensor, DTensor), and
+FSDP1's local ones, which hold flat parameters; with them the optimizer of each rank, by name or by integer id. A folder,
+or one of its files, is named; the rest is found by name, or from the contents where names say nothing (`--from
+rank_files`).
+
+Why it is checked: such files load without complaint whatever rank or step they are of. Here each file must be of the
+rank that its name says, of one world size with the others, and of the same step; every rank that is missing is named.
+
+Limits: flat parameters need `--model pkg.mod:factory`: names or shapes are not in the files. Extras that differ from
+rank to rank (RNG states) become `{"rank_0": ..., "rank_1": ...}`. Placements other than Shard and Replicate are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.checkpoint import Contents
+from ..core.options import ReadOptions
+from ..core.rank_names import rank_of
+from ..core.spec import Tensor
+from ..core.tree import Tree
+from ..errors import SourceError
+from ._rank_flat import is_flat, model_of, units_of
+from ._rank_merge import Merge, extra
+from ._rank_optimizer import is_local, of_shapes, of_units
+from ._rank_parts import Sharded
+from ._rank_sets import Loaded, load, named_sets, unnamed_set
+
+NAME = "rank_files"
+_Ranks = Mapping[int, Tree]
+
+
+def detect(path: Path) -> str | None:
+    if path.is_file():
+        name = rank_of(path.name)
+        if name is None or path.suffix in (".distcp", ".safetensors"):
+            return None
+        if name.world_size in (None, 1) and len(_siblings(path)) < 2:
+            return None
+    elif (path / ".metadata").is_file() or any(path.glob("*.distcp")):
+        return None
+    sets = named_sets(path)
+    files = [file for each in sets for file in each.files.values()]
+    return f"{len(files)} rank files such as {files[0].name}" if files else None
+
+
+def _siblings(path: Path) -> list[Path]:
+    own = rank_of(path.name)
+    names = ((file, rank_of(file.name)) for file in path.parent.iterdir())
+    return [file for file, name in names if name is not None and own is not None and name.stem == own.stem]
+
+
+def read(path: Path, options: ReadOptions) -> Contents:
+    sets = named_sets(path) or unnamed_set(path)
+    if not sets:
+        raise SourceError(f"{path} holds no rank files", hint="name the folder that they are in")
+    loaded, world_size = load(path, sets)
+    parts = _parts(loaded)
+    tree, faults = _merged(parts, options)
+    if faults:
+        raise SourceError(
+            f"the rank files in {path} do not make one checkpoint",
+            why="what all ranks must hold alike differs, or the parts do not fit: files of different steps or runs",
+            hint="restore the files of one save",
+            faults=faults,
+        )
+    evidence = f"{sum(len(each.trees) for each in loaded)} rank files of {world_size} ranks"
+    return Contents(NAME, tree, evidence, world_size)
+
+
+def _parts(loaded: list[Loaded]) -> dict[str, _Ranks]:
+    """What the files hold by role or name, each for every rank: `model` and `optimizer` where a file is all one."""
+    parts: dict[str, _Ranks] = {}
+    for each in loaded:
+        first = each.trees[min(each.trees)]
+        if _is_model(first) or (isinstance(first, Mapping) and _role(each.kind) == "model" and "model" not in first):
+            parts["model"] = each.trees
+        elif _is_optimizer(first):
+            parts["optimizer"] = each.trees
+        elif isinstance(first, Mapping):
+            for key in dict.fromkeys(key for tree in each.trees.values() for key in tree):
+                name = key if key not in parts else f"{each.kind}.{key}"
+                parts[name] = {rank: tree[key] for rank, tree in each.trees.items() if key in tree}
+        else:
+            parts[each.kind or "value"] = each.trees
+    return parts
+
+
+def _role(kind: str) -> str:
+    if "optim" in kind.lower():
+        return "optimizer"
+    return "model" if "model" in kind.lower() else ""
+
+
+def _is_model(tree: Tree) -> bool:
+    return isinstance(tree, Mapping) and any(isinstance(value, Sharded) for value in tree.values())
+
+
+def _is_optimizer(tree: Tree) -> bool:
+    return isinstance(tree, Mapping) and isinstance(tree.get("state"), Mapping) and "param_groups" in tree
+
+
+def _merged(parts: Mapping[str, _Ranks], options: ReadOptions) -> tuple[dict[str, Tree], list[str]]:
+    hints = options.hints
+    merge = Merge()
+    out: dict[str, Tree] = {}
+    faults: list[str] = []
+    models = [name for name, ranks in parts.items() if _is_model(ranks[min(ranks)]) or name == "model"]
+    optimizers = [name for name, ranks in parts.items() if _is_optimizer(ranks[min(ranks)])]
+    flat = [name for name in models if is_flat(parts[name][min(parts[name])])]
+    for name in models:
+        if name in flat:
+            units = units_of(parts[name], hints.model)
+            assert hints.model is not None, "units_of() needs it"
+            out[name] = model_of(units, parts[name], hints.model, merge)
+        else:
+            out[name] = merge.tree(parts[name], (name,))
+    for name in optimizers:
+        trees = parts[name]
+        if flat and hints.model is not None and is_local(trees):
+            out[name] = of_units(trees, units_of(parts[flat[0]], hints.model), hints.model, hints, merge)
+        elif models and not flat and _is_model(parts[models[0]][0]) and is_local(trees):
+            out[name] = of_shapes(trees, _shapes(parts[models[0]][0], out[models[0]]), hints, merge)
+        else:
+            out[name] = merge.tree(trees, (name,))
+    for name in (name for name in parts if name not in out):
+        out[name], found = extra(name, parts[name])
+        faults += found
+    return {name: out[name] for name in parts}, [*merge.lines(), *faults]
+
+
+def _shapes(files: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The parameters that FSDP sharded, by shape; tied names once."""
+    seen: set[object] = set()
+    out = {}
+    for name, value in files.items():
+        tensor = model[name]
+        if isinstance(value, Sharded) and isinstance(tensor, Tensor) and tensor.storage not in seen:
+            seen |= {tensor.storage} if tensor.storage is not None else set()
+            out[name] = tensor.spec.shape
+    return out
