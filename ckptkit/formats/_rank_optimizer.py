@@ -83,7 +83,7 @@ def of_shapes(
     groups, ids, lengths = _groups(optimizers, merge), _ids(optimizers), _lengths(optimizers)
     totals = {key: (sum(held.values()),) for key, held in lengths.items()}
     sizes = {name: (math.prod(shape),) for name, shape in shapes.items()}
-    if not {total for total in totals.values()} <= set(sizes.values()):
+    if not set(totals.values()) <= set(sizes.values()):
         raise SourceError(
             "the optimizer's vectors are not those of single parameters",
             why="with use_orig_params=False they are flat parameters, and which parameters make one is in no file",

@@ -1,15 +1,15 @@
 """rank_files: one torch file for each rank, as FSDP1 and FSDP2 scripts write without torch.distributed.checkpoint.
 
-What: FSDP2's DTensors (verl's `model_world_size_W_rank_R.pt`), FSDP1's sharded state dicts (ShardedTensor, DTensor), and
-FSDP1's local ones, which hold flat parameters; with them the optimizer of each rank, by name or by integer id. A folder,
-or one of its files, is named; the rest is found by name, or from the contents where names say nothing (`--from
-rank_files`).
+What: FSDP2's DTensors (verl's `model_world_size_W_rank_R.pt`), FSDP1's sharded state dicts (ShardedTensor, DTensor),
+and FSDP1's local ones, which hold flat parameters; with them each rank's optimizer, by name or by integer id. A folder,
+or one of its files, is named; the others are found by name, or, with `--from rank_files`, from contents where names say
+nothing.
 
 Why it is checked: such files load without complaint whatever rank or step they are of. Here each file must be of the
 rank that its name says, of one world size with the others, and of the same step; every rank that is missing is named.
 
 Limits: flat parameters need `--model pkg.mod:factory`: names or shapes are not in the files. Extras that differ from
-rank to rank (RNG states) become `{"rank_0": ..., "rank_1": ...}`. Placements other than Shard and Replicate are refused.
+rank to rank (RNG states) become `{"rank_0": ..., "rank_1": ...}`. Placements but Shard and Replicate are refused.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def read(path: Path, options: ReadOptions) -> Contents:
             hint="restore the files of one save",
             faults=faults,
         )
+    facts = _facts(parts, tree)
     evidence = f"{sum(len(each.trees) for each in loaded)} rank files of {world_size} ranks"
-    return Contents(NAME, tree, evidence, world_size)
+    return Contents(NAME, tree, evidence, world_size, facts=facts)
 
 
 def _parts(loaded: list[Loaded]) -> dict[str, _Ranks]:
@@ -131,6 +132,18 @@ def _merged(parts: Mapping[str, _Ranks], options: ReadOptions) -> tuple[dict[str
         out[name], found = extra(name, parts[name])
         faults += found
     return {name: out[name] for name in parts}, [*merge.lines(), *faults]
+
+
+def _facts(parts: Mapping[str, _Ranks], tree: Mapping[str, Tree]) -> dict[str, Any]:
+    """What FSDP left whole in a sharded model are buffers, unless the optimizer needs some for its ids."""
+    for ranks in parts.values():
+        first = ranks[min(ranks)]
+        if _is_model(first) and not is_flat(first):
+            whole = frozenset(key for key, value in first.items() if isinstance(value, Tensor))
+            groups = tree["optimizer"].get("param_groups", []) if _is_optimizer(tree.get("optimizer")) else []
+            ids = sum(len(group.get("params", ())) for group in groups)
+            return {"buffers": whole} if ids <= len(first) - len(whole) else {}
+    return {}
 
 
 def _shapes(files: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
