@@ -19,13 +19,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from ..errors import CkptkitError
@@ -130,12 +130,16 @@ class Pool:
     ) -> list[Any]:
         """Calls `function(**kwargs)` on ranks 0..world_size-1 of a new process group; the returned values, by rank.
 
-        `function` is a module-level function or its name, "pkg.mod:name". Values and arguments must pickle. Raises
-        the CkptkitError that a rank raised, or JobError with every rank's traceback for any other exception, for a
-        rank that died and for one that was not done in time.
+        `function` is a module-level function or its name, "pkg.mod:name". Values and arguments must pickle. Raises the
+        CkptkitError that a rank raised; JobError with every rank's traceback for any other exception, for a rank that
+        died and for one that was not done in time; ValueError for a world size or a function that cannot be had.
         """
         if not 1 <= world_size <= self.size:
             raise ValueError(f"a world size of {world_size} on a pool of {self.size}")
+        if getattr(function, "__module__", None) == "__main__":
+            raise ValueError(
+                "a job's function must live in a module that other processes can import, not in the script"
+            )
         seconds = self.timeout if timeout is None else timeout
         for attempt in range(self.retries + 1):
             outcome = self._attempt(function, world_size, seconds, kwargs)
@@ -168,7 +172,8 @@ class Pool:
                 job = f"job{self._jobs}"
                 what = _Rank(rank, world_size, job, port, self.device, seconds, path, log, function, kwargs)
                 process = self._context.Process(target=_run_rank, args=(what, theirs), daemon=True)
-                process.start()
+                with _no_main_module():
+                    process.start()
                 theirs.close()
                 processes[rank], pipes[rank] = process, ours
             return _collect(pipes, processes, logs, seconds)
@@ -333,6 +338,17 @@ def _portable(error: BaseException) -> CkptkitError | None:
     return plain
 
 
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keeps multiprocessing from running the caller's script again in every rank, name check or not."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _context(modules: Sequence[str], device: str) -> Any:
     """A fork-server context with `modules` imported; plain spawn where there is no fork (Windows).
 
@@ -348,7 +364,8 @@ def _context(modules: Sequence[str], device: str) -> Any:
     try:
         from multiprocessing.forkserver import ensure_running
 
-        ensure_running()
+        with _no_main_module():
+            ensure_running()
     finally:
         for name, value in before.items():
             if value is None:

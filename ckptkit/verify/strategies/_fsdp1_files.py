@@ -84,14 +84,15 @@ def _save_dcp(run: TorchRun, path: Path) -> None:
 def _load_dcp(run: TorchRun, path: Path) -> None:
     """A fresh run has no optimizer state to fill: one step on zero gradients makes it, as in `get_state_dict`."""
     extras = extras_of(run)
-    _fill_optimizer(run)
+    fill_optimizer(run)
     content = {**_sharded(run), "scheduler": extras["scheduler"], "step": extras["step"]}
     dcp.load(content, checkpoint_id=str(path))
     _restore_sharded(run, content)
     restore_extras(run, content)
 
 
-def _fill_optimizer(run: TorchRun) -> None:
+def fill_optimizer(run: TorchRun) -> None:
+    """Gives a fresh optimizer its state tensors, weights unchanged, so that there is something to load into."""
     rates = [group["lr"] for group in run.optimizer.param_groups]
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0
@@ -135,7 +136,9 @@ def _save_local(run: TorchRun, path: Path) -> None:
 def _load_local(run: TorchRun, path: Path) -> None:
     content = torch.load(_rank_file(path), map_location="cpu", weights_only=False)
     with _local(run):
-        run.model.load_state_dict(content["model"])
+        # With use_orig_params FSDP1 finds its own "_flat_param" entries unexpected; the 1-D pieces beside them are the
+        # same numbers and do load (torch 2.13).
+        run.model.load_state_dict(content["model"], strict=not run.options.details.get("use_orig_params", True))
     run.optimizer.load_state_dict(content["optimizer"])
     restore_extras(run, content)
 
