@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,13 +260,14 @@ def _said(container: Any, what: str, contents: Contents, options: WriteOptions) 
 
 def _write(prepared: _Prepared, target: Path, options: Options, progress: Callable[[str, int, int], None]) -> None:
     layout = prepared.plan.layout
-    _check_space(target, layout.size)
-    done = 0
+    total, done, lock = layout.size, 0, threading.Lock()
+    _check_space(target, total)
 
     def count(size: int) -> None:
         nonlocal done
-        done += size
-        progress("write", done, layout.size)
+        with lock:
+            done += size
+            progress("write", done, total)
 
     with staged(target, is_file=layout.is_file, overwrite=options.overwrite) as stage:
         execute(layout, stage.create, move, workers=options.workers, progress=count)
