@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from .edit import Edit, Piece, Rendering, Span
+from .edit import Dedent, Edit, Piece, Rendering, Span
 from .flow import Flow, Origins
 from .grade import Finding, Grade
 from .module import Module
@@ -56,17 +56,17 @@ class Draft:
         return [c for c in found if not self.module.skips(c)]
 
     def wraps_of(self, node: cst.CSTNode, *sources: str) -> list[Wrap]:
-        """The wraps whose model an expression may hold; those that were refused are left out."""
+        """The wraps whose model an expression may hold; none when one of them was refused, for its uses stay too."""
         origins = {id(o.node): o for o in self.origins(node)}
         found = []
         for wrap in self.all_wraps:
             origin = origins.get(id(wrap.call))
-            if origin is None or wrap.plan.refused or (sources and wrap.source not in sources):
+            if origin is None or (sources and wrap.source not in sources):
                 continue
             if "[" in origin.name and not origin.name.endswith("[0]"):
                 continue
             found.append(wrap)
-        return found
+        return [] if any(wrap.plan.refused for wrap in found) else found
 
     def methods(self, *names: str, sources: tuple[str, ...] = ()) -> list[tuple[cst.Call, list[Wrap]]]:
         """Calls of methods of some names on wrapped models, with the wraps."""
@@ -143,6 +143,21 @@ class Draft:
             )
         for first, second in zip(smalls, smalls[1:], strict=False):
             self.replace_span(Span(self.module.span(first).stop, self.module.span(second).start), newline)
+
+    def unwrap(self, statement: cst.With) -> bool:
+        """Take the `with` line away and its body one level out. False where that would shift a text of several lines."""
+        module, body = self.module, statement.body
+        if not isinstance(body, cst.IndentedBlock):
+            return False
+        texts = module.inside(statement, cst.SimpleString, cst.FormattedString)
+        if any("\n" in module.code(text) for text in texts):
+            return False
+        outer, inner = module.indent(statement), module.indent(body.body[0])
+        lines = module.lines(statement)
+        start = module.lines(body.body[0]).start
+        comments = module.comments_above(body.body[0])
+        quoted = Span(min(start, comments.start), lines.stop)
+        return self.replace_span(lines, Dedent(quoted, inner.removeprefix(outer)))
 
     def before(self, node: cst.CSTNode, *lines: Line, order: int = 0) -> None:
         """Insert lines before the logical line that holds `node`."""

@@ -17,7 +17,15 @@ class Span:
         return self.start <= other.start and other.stop <= self.stop
 
 
-Piece = str | Span
+@dataclass(frozen=True, slots=True)
+class Dedent:
+    """Quotes a span of whole statements one level further out: `prefix` goes from the start of each line after the first."""
+
+    span: Span
+    prefix: str
+
+
+Piece = str | Span | Dedent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +103,18 @@ class Rendering:
                 continue  # lies in what a wider edit replaced: it shows only where that edit quotes it
             out.append(self._keep(at, edit.span.start))
             for piece in edit.pieces:
-                out.append(piece if isinstance(piece, str) else self._span(piece, whole=False, active=(*active, edit)))
+                out.append(self._piece(piece, (*active, edit)))
             at = max(at, edit.span.stop)
         out.append(self._keep(at, span.stop))
         return "".join(out)
+
+    def _piece(self, piece: Piece, active: tuple[Edit, ...]) -> str:
+        if isinstance(piece, str):
+            return piece
+        if isinstance(piece, Span):
+            return self._span(piece, whole=False, active=active)
+        first, *rest = self._span(piece.span, whole=False, active=active).splitlines(keepends=True)
+        return "".join([first.removeprefix(piece.prefix), *(line.removeprefix(piece.prefix) for line in rest)])
 
     def _keep(self, start: int, stop: int) -> str:
         if start < stop:

@@ -387,7 +387,7 @@ class Flow:
             elif origin.kind == CLASS:
                 found |= {Origin(origin.module, origin.node, INSTANCE, origin.name)}
             elif origin.kind == NAME:
-                if origin.name in PASS_CALLS and node.args:
+                if origin.name in PASS_CALLS and node.args and node.args[0].keyword is None:
                     found |= self.origins(module, node.args[0].value)
                 found |= {Origin(module, node, CALL, origin.name)}
             elif origin.kind == CALL and origin.name == "functools.partial":

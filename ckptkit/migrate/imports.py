@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import libcst as cst
 from libcst import metadata
 from libcst.helpers import get_full_name_for_node
@@ -162,11 +164,12 @@ def mend(draft: Draft) -> None:
         elif dead or new:
             _change(draft, statement, dead, [_spelled(name, local) for name, local in new])
     lines = [f"import {base}" + (f" as {local}" if local != base else "") for base, local in plain]
-    lines += [
-        f"from {base} import {', '.join(sorted((_spelled(n, local) for n, local in names), key=_import_key))}"
-        for base, names in sorted(wanted.items())
-    ]
-    lines = _slot_in(draft, lines)
+    lines += [_import_line(base, names, module.step()) for base, names in sorted(wanted.items())]
+    standard = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    lines = [line for line in lines if line not in standard]
+    for line in [one for one in standard if _slot_in_standard(draft, one)]:
+        standard.remove(line)
+    lines = _slot_in(draft, [*standard, *lines])
     for statement in list(emptied):
         top = module.function(statement) is None and not _inside_block(module, statement)
         alone = len(module.line(statement).body) == 1  # type: ignore[attr-defined]
@@ -184,8 +187,14 @@ def mend(draft: Draft) -> None:
     _fill_blocks(draft)
 
 
+def _import_line(base: str, names: list[tuple[str, str]], step: str) -> str:
+    spelled = sorted((_spelled(name, local) for name, local in names), key=_import_key)
+    line = f"from {base} import {', '.join(spelled)}"
+    return line if len(line) <= 120 else f"from {base} import (\n" + "".join(f"{step}{n},\n" for n in spelled) + ")"
+
+
 def _slot_in(draft: Draft, lines: list[str]) -> list[str]:
-    """Put new `from torch... import` lines before the first one of the file's own that sorts behind; answer the rest."""
+    """Put new imports of torch where they sort among the file's own; answer the rest."""
     rest = []
     for line in lines:
         own = [s for s in draft.module.tree.body if isinstance(s, cst.SimpleStatementLine)]
@@ -196,6 +205,23 @@ def _slot_in(draft: Draft, lines: list[str]) -> list[str]:
         else:
             rest.append(line)
     return rest
+
+
+def _slot_in_standard(draft: Draft, line: str) -> bool:
+    """Put an import of the standard library behind the last of the file's that sorts before it."""
+    own = [s for s in draft.module.tree.body if isinstance(s, cst.SimpleStatementLine)]
+    own = [s for s in own if isinstance(s.body[0], (cst.Import, cst.ImportFrom)) and not draft.code(s).startswith("from .")]
+    own = [s for s in own if draft.code(s).split()[1].split(".")[0].rstrip(",") in sys.stdlib_module_names]
+    own = [s for s in own if draft.code(s).split()[1] != "__future__"]
+    if not own:
+        return False
+    key = (line.startswith("from "), line.split()[1])
+    before = [s for s in own if (draft.code(s).startswith("from "), draft.code(s).split()[1]) < key]
+    if before:
+        draft.after(before[-1], (line,), order=-1)
+    else:
+        draft.before(own[0], (line,), order=-1)
+    return True
 
 
 def _plain_only(lines: list[str]) -> bool:

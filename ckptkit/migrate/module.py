@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Module:
     _parents: dict[cst.CSTNode, cst.CSTNode] = field(init=False)
     _scopes: dict[cst.CSTNode, metadata.Scope | None] = field(init=False)
     _nodes: dict[type[cst.CSTNode], list[cst.CSTNode]] = field(init=False)
+    _sorted: dict[tuple[type[cst.CSTNode], ...], tuple[list[int], list[cst.CSTNode]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrapper = metadata.MetadataWrapper(cst.parse_module(self.text.masked), unsafe_skip_copy=True)
@@ -64,8 +66,21 @@ class Module:
 
     def every(self, *kinds: type[NodeT]) -> list[NodeT]:
         """All nodes of some types in the order of the text."""
-        nodes = [node for kind in kinds for node in self._nodes.get(kind, [])]
-        return sorted(nodes, key=lambda n: self.span(n).start)  # type: ignore[arg-type,return-value]
+        return self._ordered(kinds)[1]  # type: ignore[return-value]
+
+    def inside(self, holder: cst.CSTNode, *kinds: type[NodeT]) -> list[NodeT]:
+        """The nodes of some types that lie within a node, in the order of the text."""
+        span = self.span(holder)
+        starts, nodes = self._ordered(kinds)
+        some = nodes[bisect.bisect_left(starts, span.start) : bisect.bisect_right(starts, span.stop)]
+        return [node for node in some if self.within(node, holder)]  # type: ignore[misc]
+
+    def _ordered(self, kinds: tuple[type[cst.CSTNode], ...]) -> tuple[list[int], list[cst.CSTNode]]:
+        if kinds not in self._sorted:
+            nodes = [node for kind in kinds for node in self._nodes.get(kind, [])]
+            nodes.sort(key=lambda n: self.span(n).start)
+            self._sorted[kinds] = [self.span(n).start for n in nodes], nodes
+        return self._sorted[kinds]
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The node that holds `node`."""

@@ -66,6 +66,8 @@ class ShardPlan:
     claimed: set[str] = field(default_factory=set)
     refusals: list[tuple[str, str]] = field(default_factory=list)
     ignored: Line | None = None  # a set of modules that `shard_by_policy` leaves out
+    merged: bool = False  # the wrap is of a module that an inner wrap shards: the call falls away
+    copies: list[str] = field(default_factory=list)  # further models that are sharded in the same way
     guards: list[Line] = field(default_factory=list)  # conditions on `$unit` that hold for every unit
 
     def step(self, order: Order, *lines: Line | str) -> None:

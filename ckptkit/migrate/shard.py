@@ -6,7 +6,6 @@ import libcst as cst
 
 from .draft import Draft
 from .edit import Piece, Span
-from .grade import Grade
 from .module import Module
 from .plan import MODEL, UNIT, Line, Order
 from .wraps import Wrap
@@ -61,6 +60,9 @@ def write(draft: Draft, wrap: Wrap) -> None:
         draft.todo(call, f"the argument {name}={wrap.text(name)} is not carried over", "leftover")
     subject = wrap.subject
     assert subject is not None  # a wrap without a model was refused
+    if plan.merged:
+        draft.replace(call, *draft.module.quote(subject.node))
+        return
     if plan.is_call:
         _write_call(draft, wrap, subject.node)
         return
@@ -100,6 +102,18 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
                 local = draft.fresh(*wish)
                 lines.append((f"{local} = ", *plan.kwargs[name]))
                 children[name] = root[name] = (local,)
+    calls = _calls(draft, wrap, call, children, root)
+    lines += calls
+    for copy in plan.copies:
+        lines += [_fill(line, MODEL, copy) for line in calls]
+    lines += [line for step in steps if step.order > Order.SHARD for line in step.lines]
+    return [_fill(line, MODEL, model) for line in lines]
+
+
+def _calls(draft: Draft, wrap: Wrap, call: str, children: dict[str, Line], root: dict[str, Line]) -> list[Line]:
+    """The loop or policy over the submodules, and the call for the model itself."""
+    plan = wrap.plan
+    lines: list[Line] = []
     if plan.units:
         unit = draft.throwaway("module", "submodule", "unit")
         step = draft.module.step()
@@ -116,13 +130,16 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
                 lines.append((f"{step}{word} ", *_fill(test, UNIT, unit), ":"))
                 inner, word = step * 2, "elif"
             lines.append((inner, *_call(call, unit, {**children, **one.kwargs}, inner, step)))
-    elif plan.policy is not None:
+    if plan.policy is not None:
         ignored: dict[str, Line] = {"ignored": plan.ignored} if plan.ignored is not None else {}
+        if plan.units:  # the units are BatchNorm layers: already groups of their own
+            condition = _fill(_joined([one.condition for one in plan.units], " or "), UNIT, "m")
+            taken: Line = (f"{{m for m in {MODEL}.modules() if ", *condition, "}")
+            ignored["ignored"] = (*taken, " | ", *plan.ignored) if plan.ignored is not None else taken
         step = draft.module.step()
         lines.append(_call("shard_by_policy", MODEL, {"policy": plan.policy, **ignored, **children}, "", step))
     lines.append(_call(call, MODEL, root, "", draft.module.step()))
-    lines += [line for step in steps if step.order > Order.SHARD for line in step.lines]
-    return [_fill(line, MODEL, model) for line in lines]
+    return lines
 
 
 def _write_call(draft: Draft, wrap: Wrap, subject: cst.BaseExpression) -> None:
@@ -287,8 +304,3 @@ def _joined(lines: list[Line], separator: str) -> Line:
 def _fill(line: Line, placeholder: str, text: str) -> Line:
     return tuple(piece.replace(placeholder, text) if isinstance(piece, str) else piece for piece in line)
 
-
-def report(draft: Draft, wrap: Wrap) -> None:
-    """The finding of the wrap itself."""
-    if not wrap.plan.refused:
-        draft.note(wrap.call, Grade.EXACT, "the wrapping call becomes fully_shard", "wrap")

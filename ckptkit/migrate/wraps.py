@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from .flow import CALL, NAME, Flow
+from .flow import CALL, NAME, Flow, argument_of
 from .module import Module
-from .names import WRAPPERS
+from .names import FSDP, WRAPPERS
 from .plan import ShardPlan
+
+WRAP = "torch.distributed.fsdp.wrap"
+ENABLE_WRAP = "torch.distributed.fsdp.enable_wrap"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +69,8 @@ def find_wraps(flow: Flow, module: Module, sources: frozenset[str]) -> list[Wrap
 
 def _wrap(flow: Flow, module: Module, call: cst.Call) -> Wrap | None:
     callees = flow.origins(module, call.func)
+    if {o.name for o in callees if o.kind == NAME} == {WRAP} and len(callees) == 1:
+        return _annotated(flow, module, call)
     names = set()
     partials: list[Value] = []
     for origin in callees:
@@ -91,6 +96,35 @@ def _wrap(flow: Flow, module: Module, call: cst.Call) -> Wrap | None:
     given = len([p for p in partials for a in p.node.args[1:] if a.keyword is None])  # type: ignore[attr-defined]
     _merge(flow, wrap, module, call.args, parameters[given:])
     return wrap
+
+
+def _annotated(flow: Flow, module: Module, call: cst.Call) -> Wrap | None:
+    """`wrap(x, **overrides)`: the wrapper class and arguments are those of the `enable_wrap` around it.
+
+    Where none is around it in the text, it is run under one from elsewhere: the only one of the program.
+    """
+    around = [c for c in _contexts(flow, module) if module.within(call, module.statement(c))]
+    context = (module, around[-1]) if around else None
+    if context is None:
+        every = [(m, c) for m in flow.program for c in _contexts(flow, m)]
+        context = every[0] if len(every) == 1 else None
+    source, parameters = WRAPPERS[FSDP]
+    wrap = Wrap(source, FSDP, module, call)
+    if context is None:
+        wrap.plan.refuse("enable-wrap", "wrap() outside of any enable_wrap that is known: shard this module by hand")
+        return wrap
+    where, enable = context
+    wrapper = argument_of(enable, [], "wrapper_cls")
+    if wrapper is None or flow.name(where, wrapper) != FSDP:
+        return None
+    rest = [argument for argument in enable.args if argument.keyword is None or argument.keyword.value != "wrapper_cls"]
+    _merge(flow, wrap, where, rest, ())
+    _merge(flow, wrap, module, call.args, ("module",))
+    return wrap
+
+
+def _contexts(flow: Flow, module: Module) -> list[cst.Call]:
+    return [c for c in module.every(cst.Call) if flow.called(module, c) == ENABLE_WRAP]
 
 
 def _merge(flow: Flow, wrap: Wrap, module: Module, args: object, parameters: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from ckptkit import migrate
 from ckptkit.migrate import Changed, Report
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import Runner  # noqa: E402
+from harness import Runner
 
 
 @dataclass(frozen=True, slots=True)

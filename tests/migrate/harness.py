@@ -50,7 +50,14 @@ class Runner:
         self.process.wait(timeout=20)
 
     def run(
-        self, script: Path, *, cwd: Path | None = None, world: int = 2, timeout: float = 60, args: tuple[str, ...] = ()
+        self,
+        script: Path,
+        *,
+        cwd: Path | None = None,
+        world: int = 2,
+        timeout: float = 60,
+        args: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """What a script recorded when run on `world` ranks. Raises RunError when it recorded nothing, twice."""
         for attempt in (1, 2):
@@ -63,6 +70,7 @@ class Runner:
                     "timeout": timeout,
                     "record": str(out),
                     "args": list(args),
+                    "env": env or {},
                     "logs": scratch,
                 }
                 assert self.process.stdin is not None and self.process.stdout is not None
@@ -82,7 +90,7 @@ def _serve() -> None:
     import torch.distributed
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
-    import torch.nn.parallel  # noqa: F401
+    import torch.nn.parallel
 
     torch.set_num_threads(1)
     for line in sys.stdin:
@@ -119,6 +127,7 @@ def _child(request: dict[str, Any], rank: int, port: int, log: str) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         CKPTKIT_RECORD=request["record"],
+        **request["env"],
     )
     sys.argv = [request["script"], *request["args"]]
     sys.path.insert(0, str(Path(request["script"]).parent))

@@ -42,7 +42,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         return
     here = spell(draft, wrap, value)
     if here is None:
-        wrap.plan.refuse("ignored-modules", f"the ignored modules {value.module.code(value.node)} are out of reach here")
+        wrap.plan.refuse(
+            "ignored-modules", f"the ignored modules {value.module.code(value.node)} are out of reach here"
+        )
         return
     params = draft.throwaway("ignored_params", "unsharded_params")
     if "ignored_modules" not in wrap.args and _are_parameters(value):

@@ -74,14 +74,16 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     elif made and len(made) + len(nothing) == len(origins):
         _chosen_at_run_time(draft, wrap, value, made, bool(nothing))
     else:
-        wrap.plan.refuse("mixed-precision", f"what mixed_precision={wrap.text('mixed_precision')} is, is only known at run time")
+        wrap.plan.refuse(
+            "mixed-precision", f"what mixed_precision={wrap.text('mixed_precision')} is, is only known at run time"
+        )
 
 
 def _known(draft: Draft, wrap: Wrap, fields: dict[str, Value]) -> None:
     spelled: dict[str, Line] = {}
     for name in _FIELDS[:3]:
         value = fields.get(name)
-        if value is None or draft.flow.origins(value.module, value.node) and _is_none(value):
+        if value is None or (draft.flow.origins(value.module, value.node) and _is_none(value)):
             continue
         here = spell(draft, wrap, value)
         if here is None:
@@ -96,9 +98,13 @@ def _known(draft: Draft, wrap: Wrap, fields: dict[str, Value]) -> None:
     wrap.plan.child_kwargs["mp_policy"] = _call(policy, dtypes, casts)
     if not dtypes and casts_root and not wrap.plan.units:
         wrap.plan.root_kwargs.pop("mp_policy")
-    draft.note(wrap.call, Grade.EXACT, "mixed_precision becomes mp_policy; inputs are cast at the root only, as FSDP1 does")
+    draft.note(
+        wrap.call, Grade.EXACT, "mixed_precision becomes mp_policy; inputs are cast at the root only, as FSDP1 does"
+    )
     if _is(fields.get("keep_low_precision_grads"), "True"):
-        draft.todo(wrap.call, "keep_low_precision_grads=True has no counterpart: gradients are cast to the parameters' dtype")
+        draft.todo(
+            wrap.call, "keep_low_precision_grads=True has no counterpart: gradients are cast to the parameters' dtype"
+        )
     islands = "param_dtype" in spelled and wrap.text("auto_wrap_policy") not in ("", "None")
     if islands and may_have_batch_norm(draft, wrap):
         _batch_norm_islands(draft, wrap, policy, spelled["param_dtype"])
@@ -145,7 +151,9 @@ def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origi
     here = spell(draft, wrap, value)
     flags = [argument_of(o.node, _FIELDS, f) for o in made for f in _FIELDS[3:]]  # type: ignore[arg-type]
     if here is None or any(flag is not None for flag in flags):
-        wrap.plan.refuse("mixed-precision", "a mixed precision chosen at run time, with cast flags or out of reach here")
+        wrap.plan.refuse(
+            "mixed-precision", "a mixed precision chosen at run time, with cast flags or out of reach here"
+        )
         return
     policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     for origin in made:
@@ -167,13 +175,17 @@ def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origi
     if maybe_none or not isinstance(value.node, cst.Name):
         name = draft.fresh("mp_policy", "precision_policy")
         fallback = f" or {policy}()" if maybe_none else ""
-        lead: Line = ("(", *here, ")") if fallback and isinstance(value.node, cst.IfExp) and not value.node.lpar else here
+        lead: Line = (
+            ("(", *here, ")") if fallback and isinstance(value.node, cst.IfExp) and not value.node.lpar else here
+        )
         wrap.plan.step(Order.PREPARE, (f"{name} = ", *lead, fallback))
         here = (name,)
     replace = draft.need("dataclasses", "replace")
     wrap.plan.root_kwargs["mp_policy"] = here
     wrap.plan.child_kwargs["mp_policy"] = (f"{replace}(", *here, ", cast_forward_inputs=False)")
-    draft.note(wrap.call, Grade.EXACT, "mixed_precision becomes mp_policy; inputs are cast at the root only, as FSDP1 does")
+    draft.note(
+        wrap.call, Grade.EXACT, "mixed_precision becomes mp_policy; inputs are cast at the root only, as FSDP1 does"
+    )
 
 
 def _call(policy: str, dtypes: list[Line], casts: bool) -> Line:

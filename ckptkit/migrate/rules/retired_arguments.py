@@ -39,7 +39,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     if "forward_prefetch" in wrap.args:
         value = wrap.get("forward_prefetch")
         on = value is not None and literal(draft, value) is not False
-        message = "forward_prefetch needs explicit set_modules_to_forward_prefetch calls" if on else "forward_prefetch goes"
+        message = (
+            "forward_prefetch needs explicit set_modules_to_forward_prefetch calls" if on else "forward_prefetch goes"
+        )
         draft.note(wrap.call, Grade.PERFORMANCE if on else Grade.EXACT, message)
     if "backward_prefetch" in wrap.args:
         value = wrap.get("backward_prefetch")

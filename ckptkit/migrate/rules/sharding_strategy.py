@@ -63,7 +63,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         wrap.plan.kwargs["mesh"] = _mesh(draft, wrap, hybrid=True)
     elif name == "NO_SHARD":
         if has_mesh:
-            wrap.plan.refuse("sharding-strategy", "NO_SHARD over a process group or mesh: use DDP, or a (ranks, 1) mesh")
+            wrap.plan.refuse(
+                "sharding-strategy", "NO_SHARD over a process group or mesh: use DDP, or a (ranks, 1) mesh"
+            )
             return
         wrap.plan.kwargs["mesh"] = _mesh(draft, wrap, hybrid=False)
     if not has_mesh:
@@ -85,8 +87,10 @@ def _is_field(draft: Draft, value: Value) -> bool:
 
 def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None) -> None:
     here = spell(draft, wrap, value)
-    if here is None or names is not None and names - {"FULL_SHARD", "SHARD_GRAD_OP"}:
-        wrap.plan.refuse("sharding-strategy", f"sharding_strategy={wrap.text('sharding_strategy')} is only known at run time")
+    if here is None or (names is not None and names - {"FULL_SHARD", "SHARD_GRAD_OP"}):
+        wrap.plan.refuse(
+            "sharding-strategy", f"sharding_strategy={wrap.text('sharding_strategy')} is only known at run time"
+        )
         return
     if isinstance(value.node, cst.IfExp) and names is not None:
         body = draft.flow.name(value.module, value.node.body).removeprefix(STRATEGY)

@@ -38,7 +38,7 @@ SOURCES = ("fsdp1",)
 def plan(draft: Draft, wrap: Wrap) -> None:
     """Add the broadcast to the plan."""
     value = wrap.get("sync_module_states")
-    if value is None or "param_init_fn" in wrap.args and wrap.text("param_init_fn") != "None":
+    if value is None or ("param_init_fn" in wrap.args and wrap.text("param_init_fn") != "None"):
         return  # with meta parameters the rule meta-device loads rank 0's weights
     truth = literal(draft, value)
     if truth is False:

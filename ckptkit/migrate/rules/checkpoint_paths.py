@@ -1,0 +1,55 @@
+"""Names the ckptkit convert command for each checkpoint that a migrated script loads.
+
+What: nothing in the code. For `torch.load(path)`, `dcp.load(...)`, `FileSystemReader(path)` and DeepSpeed's `load_checkpoint` in a file
+whose model is migrated the report prints a `ckptkit convert` line.
+
+Why: files that hold FSDP1's ShardedTensors or flat parameters, or DeepSpeed's partitions, are not what the migrated script reads.
+
+Before and after: equal.
+
+In numbers: nothing.
+
+Known limits: a path that is computed is printed as its expression.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import argument_of
+
+SOURCES = ("fsdp1", "deepspeed")
+_CALLS = {
+    "torch.load": (["f"], "f", "full"),
+    "torch.distributed.checkpoint.FileSystemReader": (["path"], "path", "dcp"),
+    "torch.distributed.checkpoint.filesystem.FileSystemReader": (["path"], "path", "dcp"),
+    "torch.distributed.checkpoint.load": (["state_dict"], "checkpoint_id", "dcp"),
+}
+
+
+def rewrite(draft: Draft) -> None:
+    """Collect the lines."""
+    sharded = any(not wrap.plan.refused for wrap in draft.all_wraps)
+    for call in draft.module.every(cst.Call) if sharded else ():
+        name = draft.flow.called(draft.module, call)
+        path: cst.BaseExpression | None = None
+        target = ""
+        if name in _CALLS:
+            positional, key, target = _CALLS[name]
+            path = argument_of(call, positional, key)
+        elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "load_checkpoint":
+            if draft.wraps_of(call.func.value, "deepspeed"):
+                path, target = argument_of(call, ["load_dir"], "load_dir"), "dcp"
+        if path is None:
+            continue
+        text = _text(draft, path)
+        draft.commands.append(f"ckptkit convert {text} {text}.{target} --to {target}")
+
+
+def _text(draft: Draft, path: cst.BaseExpression) -> str:
+    origins = draft.origins(path)
+    for origin in origins if len(origins) == 1 else ():
+        if isinstance(origin.node, cst.SimpleString):
+            return str(origin.node.evaluated_value)
+    return "{" + " ".join(draft.code(path).split()) + "}"

@@ -1,0 +1,153 @@
+"""state_dict and load_state_dict of a sharded model become get_model_state_dict and set_model_state_dict.
+
+What: `FSDP.state_dict_type(...)` contexts and `set_state_dict_type` go; each `model.state_dict()` and `model.load_state_dict(sd)` says by itself
+which kind it means. A call that stands under `if rank == 0:` is hoisted out, because all ranks must take part.
+
+Why: `model.state_dict()` changes its meaning without a word: whole tensors with FSDP1's default, sharded DTensors with FSDP2, under equal keys.
+Code downstream works on, and writes other files.
+
+Before::
+
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+        state = model.state_dict()
+
+After::
+
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+In numbers: equal.
+
+Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the device
+(performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded checkpoints that torch.save
+wrote hold ShardedTensors; load them through torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import argument_of
+from ..grade import Grade
+from ..state import (
+    CONTEXT,
+    SETTER,
+    STATE,
+    Kind,
+    kind_at,
+    may_be_none,
+    only_on_rank_0,
+    options,
+    rank_guard,
+    read,
+    settings,
+)
+
+SOURCES = ("fsdp1", "ddp")
+
+
+def rewrite(draft: Draft) -> None:
+    """Rewrite contexts, saving and loading."""
+    _saves(draft)
+    _loads(draft)
+    _contexts(draft)
+
+
+def _saves(draft: Draft) -> None:
+    for call, wraps in draft.methods("state_dict", sources=("fsdp1", "ddp")):
+        assert isinstance(call.func, cst.Attribute)
+        if call.args:
+            draft.todo(call, "state_dict with arguments: use get_model_state_dict with StateDictOptions")
+            continue
+        kind = kind_at(draft, call) if any(w.source == "fsdp1" for w in wraps) else Kind()
+        if kind.name in ("LOCAL", ""):
+            draft.todo(call, _unknown(kind))
+            continue
+        get = draft.need(STATE, "get_model_state_dict")
+        arguments = kind.model_options()
+        guard = rank_guard(draft, call)
+        if guard is not None and kind.name == "FULL":
+            arguments = ["full_state_dict=True", "cpu_offload=True"]
+        pieces = (f"{get}(", *draft.module.quote(call.func.value), options(draft, arguments), ")")
+        if guard is not None:
+            _hoist(draft, call, guard, pieces)
+            continue
+        draft.replace(call, *pieces)
+        if kind.name == "FULL" and kind.offload and not kind.rank0:
+            draft.note(
+                call, Grade.PERFORMANCE, "a full state on the CPU of all ranks is not to be had: it stays on the device"
+            )
+        else:
+            draft.note(call, Grade.EXACT, f"state_dict becomes get_model_state_dict ({kind.name.lower()})")
+
+
+def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
+    """Make the state dict before the rank guard, under a name of its own."""
+    statement = draft.module.statement(call)
+    name = draft.fresh("model_state", "full_state")
+    is_value = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1
+    if is_value and isinstance(statement.targets[0].target, cst.Name):
+        name = statement.targets[0].target.value
+        draft.delete(statement)
+    else:
+        draft.replace(call, name)
+    draft.before(guard, (f"{name} = ", *pieces))
+    draft.note(call, Grade.EXACT, "all ranks take part in gathering the state: hoisted out of the rank guard")
+
+
+def _loads(draft: Draft) -> None:
+    for call, wraps in draft.methods("load_state_dict", sources=("fsdp1", "ddp")):
+        assert isinstance(call.func, cst.Attribute)
+        state = argument_of(call, ["state_dict", "strict"], "state_dict")
+        if state is None:
+            continue
+        kind = kind_at(draft, call) if any(w.source == "fsdp1" for w in wraps) else Kind()
+        if kind.name in ("LOCAL", ""):
+            draft.todo(call, _unknown(kind))
+            continue
+        arguments = []
+        quoted = draft.module.quote(state)
+        if kind.name == "FULL":
+            arguments.append("full_state_dict=True")
+            if only_on_rank_0(draft, state):
+                arguments.append("broadcast_from_rank0=True")
+                if may_be_none(draft, state):
+                    quoted = (*quoted, " or {}")
+        strict = argument_of(call, ["state_dict", "strict"], "strict")
+        if strict is not None and draft.code(strict) != "True":
+            arguments.append(f"strict={draft.code(strict)}")
+        load = draft.need(STATE, "set_model_state_dict")
+        model = draft.module.quote(call.func.value)
+        draft.replace(call, f"{load}(", *model, ", ", *quoted, options(draft, arguments), ")")
+        draft.note(call, Grade.EXACT, f"load_state_dict becomes set_model_state_dict ({kind.name.lower()})")
+
+
+def _contexts(draft: Draft) -> None:
+    for call in settings(draft, CONTEXT):
+        kind = read(draft, call)
+        if kind.name in ("LOCAL", ""):
+            draft.todo(call, _unknown(kind))
+            continue
+        statement = draft.module.statement(call)
+        item = draft.module.parent(call)
+        if not isinstance(statement, cst.With) or not isinstance(item, cst.WithItem):
+            draft.todo(call, "take the state_dict_type context away: each state dict call says its own kind")
+        elif len(statement.items) == 1 and draft.unwrap(statement):
+            draft.note(call, Grade.EXACT, "the state_dict_type context goes: each call says its own kind")
+        else:
+            nothing = draft.need("contextlib", "nullcontext")
+            draft.replace(call, f"{nothing}()")
+            draft.note(call, Grade.EXACT, "the state_dict_type context does nothing now: each call says its own kind")
+    for call in settings(draft, SETTER):
+        kind = read(draft, call)
+        if kind.name in ("LOCAL", ""):
+            draft.todo(call, _unknown(kind))
+        elif isinstance(draft.module.parent(call), cst.Expr):
+            draft.delete(call)
+            draft.note(call, Grade.EXACT, "set_state_dict_type goes: each call says its own kind")
+
+
+def _unknown(kind: Kind) -> str:
+    if kind.name == "LOCAL":
+        return "LOCAL_STATE_DICT has no counterpart: save sharded, and convert old files with ckptkit convert"
+    return "which kind of state dict this is, is only known at run time: use get_/set_model_state_dict with options"

@@ -1,0 +1,232 @@
+"""FSDP's optimizer state dict functions become get_optimizer_state_dict and set_optimizer_state_dict.
+
+What: optim_state_dict, full_optim_state_dict and sharded_optim_state_dict become `get_optimizer_state_dict`; optim_state_dict_to_load,
+scatter_full_optim_state_dict, shard_full_optim_state_dict and flatten_sharded_optim_state_dict, with the `optimizer.load_state_dict`
+that takes their result, become one `set_optimizer_state_dict`. rekey_optim_state_dict goes: keys are names both ways. Calls under a
+rank guard are hoisted out of it.
+
+Why: the functions are FSDP1's; the plain `optimizer.state_dict()` of a sharded model holds DTensors under numbers.
+
+Before::
+
+    osd = FSDP.optim_state_dict_to_load(model, optimizer, torch.load(path))
+    optimizer.load_state_dict(osd)
+
+After::
+
+    osd = torch.load(path)
+    set_optimizer_state_dict(model, optimizer, osd, options=StateDictOptions(full_state_dict=True))
+
+In numbers: equal; the keys are the same set, in another order.
+
+Known limits: a plain `optimizer.state_dict()` on a sharded model, saved by torch.save, is a rank's own shard in FSDP1 as in FSDP2 and is left
+alone. The old argument order `optim_state_dict_to_load(osd, model, optimizer)` is recognised by what is passed.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import CALL, argument_of
+from ..grade import Grade
+from ..names import FSDP
+from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options, rank_guard
+
+SOURCES = ("fsdp1",)
+_GET = {
+    "optim_state_dict": ["model", "optim", "optim_state_dict", "group"],
+    "full_optim_state_dict": ["model", "optim", "optim_input", "rank0_only", "group"],
+    "sharded_optim_state_dict": ["model", "optim", "group"],
+}
+_LOAD = {
+    "optim_state_dict_to_load": (["model", "optim", "optim_state_dict"], "optim_state_dict"),
+    "scatter_full_optim_state_dict": (
+        ["full_optim_state_dict", "model", "optim_input", "optim"],
+        "full_optim_state_dict",
+    ),
+    "shard_full_optim_state_dict": (
+        ["full_optim_state_dict", "model", "optim_input", "optim"],
+        "full_optim_state_dict",
+    ),
+    "flatten_sharded_optim_state_dict": (["sharded_optim_state_dict", "model", "optim"], "sharded_optim_state_dict"),
+}
+_LOAD_SHARDED = "torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict"
+
+
+def rewrite(draft: Draft) -> None:
+    """Rewrite saving, converting and loading."""
+    for name, parameters in _GET.items():
+        for call in draft.calls(f"{FSDP}.{name}"):
+            _get(draft, call, name, parameters)
+    converted: dict[int, tuple[cst.Call, str]] = {}
+    for name, (parameters, key) in _LOAD.items():
+        for call in draft.calls(f"{FSDP}.{name}"):
+            converted[id(call)] = (call, name)
+    loads = _loads(draft, converted)
+    for call, name in converted.values():
+        _convert(draft, call, name, loads)
+    for call in draft.calls(f"{FSDP}.rekey_optim_state_dict"):
+        if call.args:
+            draft.replace(call, *draft.module.quote(call.args[0].value))
+            draft.note(call, Grade.EXACT, "rekey_optim_state_dict goes: keys are parameter names both ways")
+    for call in draft.calls(_LOAD_SHARDED):
+        _load_sharded(draft, call, converted)
+
+
+def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None:
+    model = argument_of(call, parameters, "model")
+    optimizer = argument_of(call, parameters, "optim")
+    if model is None or optimizer is None or not draft.wraps_of(model, "fsdp1"):
+        return
+    if argument_of(call, parameters, "optim_state_dict") is not None:
+        draft.todo(call, "optim_state_dict of a given state dict: use get_optimizer_state_dict on the optimizer")
+        return
+    if name == "full_optim_state_dict":
+        rank0 = argument_of(call, parameters, "rank0_only")
+        on_all = rank0 is not None and draft.code(rank0) == "False"
+        arguments = ["full_state_dict=True", *([] if on_all else ["cpu_offload=True"])]
+        full = True
+    elif name == "sharded_optim_state_dict":
+        arguments, full = [], False
+    else:
+        kind = kind_at(draft, call)
+        if kind.name in ("LOCAL", ""):
+            draft.todo(call, "which kind of optimizer state this is, is only known at run time")
+            return
+        arguments, full = kind.optimizer_options(), kind.name == "FULL"
+        if full and kind.optim_offload and not kind.optim_rank0:
+            draft.note(
+                call, Grade.PERFORMANCE, "a full state on the CPU of all ranks is not to be had: it stays on the device"
+            )
+    guard = rank_guard(draft, call)
+    if guard is not None and full:
+        arguments = ["full_state_dict=True", "cpu_offload=True"]
+    get = draft.need(STATE, "get_optimizer_state_dict")
+    quote = draft.module.quote
+    pieces = (f"{get}(", *quote(model), ", ", *quote(optimizer), options(draft, arguments), ")")
+    if guard is not None:
+        name = draft.fresh("optimizer_state", "full_optimizer_state")
+        statement = draft.module.statement(call)
+        target = statement.targets[0].target if isinstance(statement, cst.Assign) and statement.value is call else None
+        if isinstance(target, cst.Name):
+            name = target.value
+            draft.delete(statement)
+        else:
+            draft.replace(call, name)
+        draft.before(guard, (f"{name} = ", *pieces))
+        draft.note(call, Grade.EXACT, "all ranks take part in gathering the state: hoisted out of the rank guard")
+        return
+    draft.replace(call, *pieces)
+    draft.note(call, Grade.EXACT, f"{name} becomes get_optimizer_state_dict")
+
+
+def _roles(draft: Draft, call: cst.Call, name: str) -> tuple[cst.BaseExpression | None, ...]:
+    """(model, optimizer, state) of a converting call; by what is passed where the old positional order is possible."""
+    parameters, key = _LOAD[name]
+    if name == "optim_state_dict_to_load" and len(call.args) >= 3 and not any(a.keyword for a in call.args[:3]):
+        first, second, third = (argument.value for argument in call.args[:3])
+        if draft.wraps_of(second, "fsdp1") and not draft.wraps_of(first, "fsdp1"):
+            return second, third, first
+    return (
+        argument_of(call, parameters, "model"),
+        argument_of(call, parameters, "optim"),
+        argument_of(call, parameters, key),
+    )
+
+
+def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int, cst.Call]:
+    """Converting call -> the `optimizer.load_state_dict` that takes its result; both are rewritten together."""
+    found = {}
+    for load in draft.module.every(cst.Call):
+        if not isinstance(load.func, cst.Attribute) or load.func.attr.value != "load_state_dict" or not load.args:
+            continue
+        state = load.args[0].value
+        for origin in draft.origins(state):
+            if id(origin.node) in converted and origin.kind == CALL:
+                found[id(origin.node)] = load
+    for key, load in found.items():
+        call, name = converted[key]
+        model, _, state = _roles(draft, call, name)
+        if model is None or state is None or not draft.wraps_of(model, "fsdp1"):
+            continue
+        assert isinstance(load.func, cst.Attribute)
+        arguments = []
+        given = load.args[0].value
+        quoted = draft.module.quote(given)
+        if name == "scatter_full_optim_state_dict":
+            arguments = ["full_state_dict=True", "broadcast_from_rank0=True"]
+        elif name == "shard_full_optim_state_dict":
+            arguments = ["full_state_dict=True"]
+        elif name == "optim_state_dict_to_load":
+            kind = kind_at(draft, call)
+            if kind.name in ("LOCAL", ""):
+                draft.todo(load, "which kind of optimizer state this is, is only known at run time")
+                continue
+            if kind.name == "FULL":
+                broadcast = kind.optim_rank0 or only_on_rank_0(draft, state)
+                arguments = ["full_state_dict=True", *(["broadcast_from_rank0=True"] if broadcast else [])]
+        if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state):
+            quoted = (*quoted, " or {}")
+        put = draft.need(STATE, "set_optimizer_state_dict")
+        quote = draft.module.quote
+        pieces = (
+            f"{put}(",
+            *quote(model),
+            ", ",
+            *quote(load.func.value),
+            ", ",
+            *quoted,
+            options(draft, arguments),
+            ")",
+        )
+        draft.replace(load, *pieces)
+        draft.note(load, Grade.EXACT, "set_optimizer_state_dict converts and loads")
+    return found
+
+
+def _convert(draft: Draft, call: cst.Call, name: str, loads: dict[int, cst.Call]) -> None:
+    model, _, state = _roles(draft, call, name)
+    if id(call) not in loads or model is None or state is None or not draft.wraps_of(model, "fsdp1"):
+        return  # left over: the generic check reports it
+    statement = draft.module.statement(call)
+    if isinstance(statement, cst.Assign) and statement.value is call:
+        if len(statement.targets) == 1 and draft.code(statement.targets[0].target) == draft.code(state):
+            draft.delete(statement)
+            return
+    draft.replace(call, *draft.module.quote(state))
+
+
+def _load_sharded(draft: Draft, call: cst.Call, converted: dict[int, tuple[cst.Call, str]]) -> None:
+    """`osd = load_sharded_optimizer_state_dict(...)` becomes a state to load into, and dcp.load."""
+    parameters = ["model_state_dict", "optimizer_key", "storage_reader", "planner"]
+    key = argument_of(call, parameters, "optimizer_key")
+    reader = argument_of(call, parameters, "storage_reader")
+    statement = draft.module.statement(call)
+    function = draft.module.function(call)
+    users = [
+        (c, n)
+        for c, n in converted.values()
+        if draft.module.function(c) is function and n == "optim_state_dict_to_load"
+    ]
+    target = statement.targets[0].target if isinstance(statement, cst.Assign) and statement.value is call else None
+    if not users or key is None or reader is None or not isinstance(target, cst.Name):
+        draft.todo(
+            call,
+            "load_sharded_optimizer_state_dict: load into get_optimizer_state_dict(model, optimizer) with dcp.load",
+        )
+        return
+    model, optimizer, _ = _roles(draft, *users[0])
+    if model is None or optimizer is None:
+        return
+    get = draft.need(STATE, "get_optimizer_state_dict")
+    dcp = draft.need_module("torch.distributed.checkpoint", "dcp")
+    quote = draft.module.quote
+    draft.statement_becomes(
+        statement,
+        [
+            (f"{target.value} = {{", *quote(key), f": {get}(", *quote(model), ", ", *quote(optimizer), ")}"),
+            (f"{dcp}.load({target.value}, storage_reader=", *quote(reader), ")"),
+        ],
+    )
+    draft.note(call, Grade.EXACT, "the sharded optimizer state is loaded by dcp.load into the state of this run")

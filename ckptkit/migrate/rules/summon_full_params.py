@@ -1,0 +1,126 @@
+"""summon_full_params becomes a context manager that puts whole parameters in the place of the sharded ones.
+
+What: `FSDP.summon_full_params(model, ...)` becomes `full_params(model, ...)`, a function written into the file. Where the body calls the
+model itself (`model.generate(...)`, `model(...)`), the context goes: calling a sharded model gathers what it needs.
+
+Why: FSDP2 has no such context; `model.unshard()` follows param_dtype, is not recursive and writes nothing back.
+
+Before::
+
+    with FSDP.summon_full_params(model, writeback=False):
+        norm = model.embed.weight.norm()
+
+After::
+
+    with full_params(model, writeback=False):
+        norm = model.embed.weight.norm()
+
+In numbers: equal.
+
+Known limits: `rank0_only` and `offload_to_cpu` saved memory and have no counterpart here: whole parameters are on all ranks, on the device.
+The optimizer must not step inside. For a state dict use get_model_state_dict.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import argument_of
+from ..grade import Grade
+from ..names import FSDP
+
+SOURCES = ("fsdp1",)
+_PARAMETERS = ["module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads"]
+
+HELPER = '''@CONTEXTMANAGER
+def full_params(model, recurse=True, writeback=True, with_grads=False):
+    """Put whole plain parameters in the place of the sharded ones; changes to them are written back."""
+    units = [m for m in model.modules() if isinstance(m, FSDPMODULE)]
+    inner = {m for unit in units if unit is not model for m in unit.modules()} if not recurse else set()
+    held = []
+    wholes = {}
+    for unit in units:
+        unit.reshard()
+    for module in model.modules():
+        for name, param in [] if module in inner else list(module.named_parameters(recurse=False)):
+            if isinstance(param, DTENSOR):
+                if param not in wholes:
+                    whole = TORCH.nn.Parameter(param.detach().full_tensor().clone(), param.requires_grad)
+                    if with_grads and param.grad is not None:
+                        whole.grad = param.grad.full_tensor()
+                    wholes[param] = whole
+                held.append((module, name, param))
+                setattr(module, name, wholes[param])
+    try:
+        yield
+    finally:
+        for module, name, param in held:
+            setattr(module, name, param)
+        for param, whole in wholes.items():
+            if writeback:
+                with TORCH.no_grad():
+                    mine = DISTRIBUTE(whole.detach(), param.device_mesh, param.placements, src_data_rank=None)
+                    param.copy_(mine)'''
+
+
+def rewrite(draft: Draft) -> None:
+    """Rewrite every context."""
+    calls = [(call, argument_of(call, _PARAMETERS, "module")) for call in draft.calls(FSDP + ".summon_full_params")]
+    for call, _ in draft.methods("summon_full_params", sources=("fsdp1",)):
+        if not any(call is known for known, _ in calls):
+            calls.append((call, argument_of(call, _PARAMETERS, "module")))
+    for call, model in calls:
+        if model is None or not draft.wraps_of(model, "fsdp1"):
+            continue
+        statement = draft.module.statement(call)
+        if isinstance(statement, cst.With) and _runs_model(draft, statement, model):
+            _drop(draft, call, statement)
+        else:
+            _replace(draft, call, model)
+
+
+def _runs_model(draft: Draft, statement: cst.With, model: cst.BaseExpression) -> bool:
+    """Whether the body calls the model, or a method of it that runs it."""
+    wanted = {id(wrap) for wrap in draft.wraps_of(model)}
+    for call in draft.module.inside(statement.body, cst.Call):
+        func = call.func
+        if any(id(wrap) in wanted for wrap in draft.wraps_of(func)):
+            return True
+        if isinstance(func, cst.Attribute) and func.attr.value in ("generate", "forward", "sample", "predict"):
+            if any(id(wrap) in wanted for wrap in draft.wraps_of(func.value)):
+                return True
+    return False
+
+
+def _drop(draft: Draft, call: cst.Call, statement: cst.With) -> None:
+    if len(statement.items) == 1 and draft.unwrap(statement):
+        draft.note(call, Grade.EXACT, "calling a sharded model gathers its parameters: the context goes")
+        return
+    nothing = draft.need("contextlib", "nullcontext")
+    draft.replace(call, f"{nothing}()")
+    draft.note(call, Grade.EXACT, "calling a sharded model gathers its parameters: the context does nothing")
+
+
+def _replace(draft: Draft, call: cst.Call, model: cst.BaseExpression) -> None:
+    kept: list = []
+    lost = []
+    for name in _PARAMETERS[1:]:
+        value = argument_of(call, _PARAMETERS, name)
+        if value is None:
+            continue
+        if name in ("recurse", "writeback", "with_grads"):
+            kept += [f", {name}=", *draft.module.quote(value)]
+        elif draft.code(value) != "False":
+            lost.append(name)
+    if "full_params" not in draft.helpers:
+        text = HELPER.replace("CONTEXTMANAGER", draft.need("contextlib", "contextmanager"))
+        text = text.replace("FSDPMODULE", draft.need("torch.distributed.fsdp", "FSDPModule"))
+        text = text.replace("DTENSOR", draft.need("torch.distributed.tensor", "DTensor"))
+        text = text.replace("DISTRIBUTE", draft.need("torch.distributed.tensor", "distribute_tensor"))
+        draft.helpers["full_params"] = text.replace("TORCH", draft.need_module("torch"))
+    draft.replace(call, "full_params(", *draft.module.quote(model), *kept, ")")
+    if lost:
+        draft.note(call, Grade.PERFORMANCE, f"{' and '.join(lost)}: whole parameters are on all ranks, on the device")
+    else:
+        draft.note(call, Grade.EXACT, "summon_full_params becomes a context that swaps whole parameters in")

@@ -1,0 +1,76 @@
+"""isinstance(x, FSDP) and annotations become FSDPModule; FSDP.fsdp_modules becomes a loop over the modules.
+
+What: the class in the second argument of isinstance and issubclass, in annotations, in `type(x) is FSDP`, and as an item of tuples there.
+
+Why: after `fully_shard(model)` the class of the model derives from its old class and from FSDPModule.
+
+Before::
+
+    if isinstance(model, FSDP):
+        units = FSDP.fsdp_modules(model)
+
+After::
+
+    if isinstance(model, FSDPModule):
+        units = [m for m in model.modules() if isinstance(m, FSDPModule)]
+
+In numbers: equal.
+
+Known limits: a module behind torch.compile is no FSDPModule, though it forwards the methods. `fsdp_modules(..., root_only=True)` and other
+uses of the class as a value are left over with a TODO.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import argument_of
+from ..grade import Grade
+from ..names import FSDP
+
+SOURCES = ("fsdp1",)
+
+
+def rewrite(draft: Draft) -> None:
+    """Rewrite checks, annotations and fsdp_modules."""
+    module = draft.module
+    for node in module.every(cst.Name, cst.Attribute):
+        parent = module.parent(node)
+        if isinstance(parent, cst.Attribute) or draft.name(node) != FSDP or module.skips(node):
+            continue
+        if module.up(node, cst.Import, cst.ImportFrom) is None and (
+            _is_check(draft, node) or _is_annotation(draft, node)
+        ):
+            draft.replace(node, draft.need("torch.distributed.fsdp", "FSDPModule"))
+            draft.note(node, Grade.EXACT, "the type of a sharded module is FSDPModule")
+    for call in draft.calls(FSDP + ".fsdp_modules"):
+        model = argument_of(call, ["module", "root_only"], "module")
+        only_root = argument_of(call, ["module", "root_only"], "root_only")
+        if model is None or (only_root is not None and draft.code(only_root) != "False"):
+            continue
+        kind = draft.need("torch.distributed.fsdp", "FSDPModule")
+        unit = draft.throwaway("m", "unit")
+        quoted = module.quote(model)
+        draft.replace(call, f"[{unit} for {unit} in ", *quoted, f".modules() if isinstance({unit}, {kind})]")
+        draft.note(call, Grade.EXACT, "fsdp_modules becomes a loop over the modules")
+
+
+def _is_check(draft: Draft, node: cst.CSTNode) -> bool:
+    """Whether a reference is what something is compared with: isinstance(x, ..), type(x) is .."""
+    module = draft.module
+    at = module.parent(node)
+    if isinstance(at, cst.Element):
+        at = module.parent(module.parent(at) or at)
+    if isinstance(at, cst.Arg):
+        call = module.parent(at)
+        is_check = isinstance(call, cst.Call) and draft.name(call.func) in (
+            "builtins.isinstance",
+            "builtins.issubclass",
+        )
+        return (is_check and call.args[1:2] == [at]) or (is_check and len(call.args) == 2 and call.args[1] is at)  # type: ignore[union-attr]
+    return isinstance(at, cst.ComparisonTarget)
+
+
+def _is_annotation(draft: Draft, node: cst.CSTNode) -> bool:
+    return draft.module.up(node, cst.Annotation) is not None

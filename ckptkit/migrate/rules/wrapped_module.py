@@ -1,0 +1,47 @@
+"""model.module goes: after fully_shard the model is the module itself.
+
+What: `.module` and `._fsdp_wrapped_module` on a sharded model become the model; `x.module if hasattr(x, "module") else x` becomes `x`.
+
+Before::
+
+    model.module.embed.weight
+
+After::
+
+    model.embed.weight
+
+In numbers: equal.
+
+Known limits: a model that may also be wrapped by something that stays (a wrap that was left with a TODO) keeps its `.module`.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..draft import Draft
+from ..flow import is_store
+from ..grade import Grade
+
+SOURCES = ("fsdp1", "ddp")
+_INNER = ("module", "_fsdp_wrapped_module")
+
+
+def rewrite(draft: Draft) -> None:
+    """Rewrite every access on a sharded model."""
+    module = draft.module
+    for node in module.every(cst.Attribute):
+        if node.attr.value not in _INNER or is_store(module, node) or module.skips(node):
+            continue
+        if not draft.wraps_of(node.value, "fsdp1", "ddp"):
+            continue
+        choice = module.parent(node)
+        if (
+            isinstance(choice, cst.IfExp)
+            and choice.body is node
+            and draft.code(choice.orelse) == draft.code(node.value)
+        ):
+            draft.replace(choice, *module.quote(node.value))
+        else:
+            draft.replace(node, *module.quote(node.value))
+        draft.note(node, Grade.EXACT, f"the sharded model is the module: .{node.attr.value} goes")
