@@ -1,6 +1,6 @@
 """app: the DCP tutorial of PyTorch, one stateful object `AppState` under the key `app`.
 
-What: `{"app": {"model": ..., "optimizer": ...}}`, saved by `torch.distributed.checkpoint.save`. What else the object or
+What: `{"app": {"model": ..., "optim": ...}}`, saved by `torch.distributed.checkpoint.save`. What else the object or
 the script saves stands beside them, or beside `app`.
 
 Written: the same, with everything under `app`, in a DCP directory or (`--to full`) in one torch file.
@@ -18,7 +18,7 @@ from ..errors import UsageError
 
 NAME = "app"
 _APP, _FORMATS = "app", ("dcp", "full")
-_MODEL, _OPTIMIZER = ("model", "model_state_dict"), ("optimizer", "optim", "optimizer_state_dict")
+_MODEL, _OPTIMIZER = ("model", "model_state_dict"), ("optim", "optimizer", "optimizer_state_dict", "optim_state_dict")
 _SCHEDULERS = ("lr_scheduler", "scheduler_state_dict")
 
 
@@ -59,7 +59,7 @@ def write(state: State, format: str) -> Mapping[str, Contents]:
         raise UsageError(f"{NAME} is not written as {format}", hint=f"--to {' or '.join(_FORMATS)}")
     inner: dict[str, Any] = {"model": dict(state.model)}
     if state.optimizer is not None:
-        inner["optimizer"] = state.optimizer
+        inner["optim"] = state.optimizer
     if state.masters:
         inner["master"] = dict(state.masters)
     inner |= state.extras
