@@ -21,6 +21,7 @@ from typing import Any
 from ..core.checkpoint import Contents, State
 from ..core.flat_optimizer import flattened_optimizer, is_flat, nested_optimizer
 from ..core.spec import Tensor
+from ..core.tree import is_tensors
 from ..errors import UsageError
 
 NAME = "torchtitan"
@@ -32,6 +33,8 @@ def claims(contents: Contents) -> str | None:
     tree = contents.tree
     if not isinstance(tree, Mapping) or not any(isinstance(value, Tensor) for value in tree.values()):
         return None
+    if any(is_tensors(value) for name, value in tree.items() if name != "optimizer"):
+        return None  # a model under a key of its own
     roles = [name for name in _ROLES if isinstance(tree.get(name), Mapping)]
     if not roles or ("optimizer" in roles and not is_flat(tree["optimizer"])):
         return None
