@@ -46,7 +46,7 @@ def read_models(files: Files) -> dict[int, dict[str, Any]]:
 
 def read_optims(files: Files) -> dict[int, OptimFile]:
     """The optimizer files by rank. Raises SourceError naming every one that is missing, damaged or of another save."""
-    found = {rank: _optim_file(files.optims[rank].name, raw) for rank, raw in _each(files.optims, load_raw).items()}
+    found = {rank: as_optim_file(files.optims[rank].name, raw) for rank, raw in _each(files.optims, load_raw).items()}
     _check_ranks(files, {rank: count_of(file) for rank, file in found.items()})
     _check_same(
         "the files are not of one step",
@@ -109,13 +109,14 @@ def _each(paths: Mapping[int, Any], load: Callable[[Any], Any]) -> dict[int, Any
     return found
 
 
-def _optim_file(name: str, raw: Any) -> OptimFile:
-    tree = raw.get("optimizer_state_dict") if isinstance(raw, Mapping) else None
+def as_optim_file(name: str, raw: Any, key: str = "optimizer_state_dict") -> OptimFile:
+    """An optimizer file from what its pickle says. Raises SourceError where it is none."""
+    tree = raw.get(key) if isinstance(raw, Mapping) else None
     if not isinstance(tree, Mapping):
-        raise SourceError(f"{name} is no optimizer file of DeepSpeed", why="it has no key 'optimizer_state_dict'")
+        raise SourceError(f"{name} is no optimizer file of DeepSpeed", why=f"it has no key {key!r}")
     stage = tree.get("zero_stage")
     number = stage.args[0] if isinstance(stage, Standin) and stage.args else stage
-    clean = {key: value for key, value in tree.items() if key not in ("loss_scaler", "param_slice_mappings")}
+    clean = {part: value for part, value in tree.items() if part not in ("loss_scaler", "param_slice_mappings")}
     return OptimFile(
         name,
         as_tree(clean, to_tensor),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from ..core.box import Shape
 from ..core.checkpoint import Contents, Drop
 from ..core.options import ReadOptions
 from ..core.spec import Tensor, TensorSpec
@@ -17,7 +18,24 @@ from ._zero_flat import joined
 from ._zero_names import Files
 from ._zero_rule import PartitionRule, round_robin
 from ._zero_stage0 import read_stage0
-from ._zero_units import Unit, flat_units, partition_units
+from ._zero_units import flat_units, partition_units
+
+
+class Cut(Protocol):
+    """Parameters of one group whose weights and states were found together."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]: ...
+
+    @property
+    def dealt(self) -> bool: ...
+
+    def weights(self) -> dict[str, Tensor]: ...
+
+    def state(self) -> dict[str, dict[str, Any]]: ...
 
 
 @dataclass(slots=True)
@@ -54,12 +72,12 @@ def read_files(files: Files, options: ReadOptions) -> Contents:
     if not shapes:
         raise SourceError(f"{files.models[0]} names no parameters", why="its param_shapes is empty",
                           hint="it is of a version before 0.3.16, or of a run without an optimizer")  # fmt: skip
-    units = (partition_units if files.partitioned else flat_units)(shapes, ordered)
+    units: Sequence[Cut] = (partition_units if files.partitioned else flat_units)(shapes, ordered)
     read = Read()
     optimizer_parts(read, units, hyper_parameters(read, ordered[0], rank0), ranks, rank0)
     model_parts(read, units, [models[rank] for rank in sorted(models)], options)
     extras = read_extras(rank0, ordered[0].scaler)
-    _compare_steps(read, extras)
+    compare_steps(read, extras)
     version = rank0.get("ds_version") or ordered[0].tree.get("ds_version") or "of unknown version"
     kind = "BF16_Optimizer" if ordered[0].stage is None and not files.partitioned else _stage(ordered[0], files)
     return as_contents("zero", read, extras, rank0, f"{kind}, DeepSpeed {version}, {ranks} ranks", ranks)
@@ -95,13 +113,13 @@ def hyper_parameters(read: Read, file: OptimFile, model: Mapping[str, Any]) -> l
 
 
 def optimizer_parts(
-    read: Read, units: Sequence[Unit], groups: list[dict[str, Any]], ranks: int, model: Mapping[str, Any]
+    read: Read, units: Sequence[Cut], groups: list[dict[str, Any]], ranks: int, model: Mapping[str, Any]
 ) -> None:
     """Groups by name, in the order in which the optimizer got its parameters, and the state of each."""
     names: dict[int, list[str]] = {index: [] for index in range(len(groups))}
     for unit in units:
         own = list(unit.shapes)
-        if not isinstance(unit.rule, PartitionRule):
+        if unit.dealt:
             own = _unshuffled(own, ranks, model)
         names[unit.group].extend(own)
         hyper = groups[unit.group]
@@ -133,7 +151,7 @@ def _unshuffled(names: list[str], ranks: int, model: Mapping[str, Any]) -> list[
     return original if said or (said is None and dealt == sorted(dealt)) else names
 
 
-def model_parts(read: Read, units: Sequence[Unit], models: Sequence[Mapping[str, Any]], options: ReadOptions) -> None:
+def model_parts(read: Read, units: Sequence[Cut], models: Sequence[Mapping[str, Any]], options: ReadOptions) -> None:
     """The model's tensors: trained ones from the vectors, the rest from the model files, tied names as aliases."""
     rank0 = models[0]
     module: Mapping[str, Any] = rank0["module"]
@@ -227,7 +245,7 @@ def _aliases(module: Mapping[str, Any], rank0: Mapping[str, Any], trained: set[s
     return out
 
 
-def _compare_steps(read: Read, extras: Mapping[str, Any]) -> None:
+def compare_steps(read: Read, extras: Mapping[str, Any]) -> None:
     """Warn where the engine and the optimizer count differently, which has harmless reasons too."""
     steps = {slots["step"] for slots in read.state.values() if isinstance(slots.get("step"), int)}
     tensors = {id(slots["step"]): slots["step"] for slots in read.state.values() if "step" in slots}

@@ -26,12 +26,13 @@ class Unit:
     states: Sequence[Mapping[str, Any]]
 
     @property
-    def dtype(self) -> str:
-        return self.vectors[0].spec.dtype
+    def dealt(self) -> bool:
+        """Whether `round_robin_gradients` may have changed the order of the names."""
+        return isinstance(self.rule, FlatRule)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that the optimizer works on, by parameter."""
-        return joined(self.shapes, self.rule, self.vectors, self.dtype)
+        return joined(self.shapes, self.rule, self.vectors, self.vectors[0].spec.dtype)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """The optimizer state by parameter and slot. What is not cut with the vector belongs to every parameter."""

@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -104,16 +105,20 @@ def model_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
 
 def optim_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
     """The optimizer's part of a rank's file at stage 1, 2 or 3."""
+    common = about_loss(source, config)
+    return {**common, **(_partitions if config.stage == 3 else _flat_groups)(source, config, rank)}
+
+
+def about_loss(source: Source, config: Config) -> dict[str, Tree]:
+    """The loss scaler and what else the optimizer files of every stage hold."""
     scaler = _scaler(source)
-    common = {
+    return {
         "zero_stage": Call(_STAGE, (config.stage,)),
         "loss_scaler": scaler,
-        "dynamic_loss_scale": isinstance(scaler, Call) and scaler.function.name == "DynamicLossScaler",
+        "dynamic_loss_scale": scaler.function.name == "DynamicLossScaler",
         "overflow": False,
+        "ds_version": DS_VERSION,
     }
-    if config.stage == 3:
-        return {**common, **_partitions(source, config, rank)}
-    return {**common, **_flat_groups(source, config, rank)}
 
 
 def _flat_groups(source: Source, config: Config, rank: int) -> dict[str, Tree]:
@@ -130,14 +135,13 @@ def _flat_groups(source: Source, config: Config, rank: int) -> dict[str, Tree]:
         if group.cut or group.shared:
             cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
             states[index] = {**_shared(group, config), **cut}
-    groups = [{**_hyper(group, config), "params": [index]} for index, group in enumerate(source.groups)]
+    groups = [{**group_tree(group, config), "params": [index]} for index, group in enumerate(source.groups)]
     return {
         "base_optimizer_state": {"state": states, "param_groups": groups},
         "single_partition_of_fp32_groups": weights,
         "group_paddings": [rule.size - rule.lean(rank) for rule in rules],
         "param_alignment_paddings": [list(rule.paddings) for rule in rules],
         "partition_count": [config.ranks] * len(rules),
-        "ds_version": DS_VERSION,
         "param_slice_mappings": [
             OrderedDict(
                 (group.names[span.index], Call(_FRAGMENT, (span.stop - span.start, span.offset)))
@@ -152,17 +156,15 @@ def _partitions(source: Source, config: Config, rank: int) -> dict[str, Tree]:
     states: dict[int, Tree] = {}
     weights: list[Tree] = []
     groups: list[Tree] = []
-    for group in source.groups:
-        ids = []
+    for group, ids in zip(source.groups, sub_group_ids(source, config), strict=True):
         for names in _sub_groups(source, group, config):
             shapes = source.shapes(names)
             rule = PartitionRule.of([math.prod(shape) for shape in shapes.values()], config.ranks)
             if group.cut or group.shared:
                 cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
                 states[len(weights)] = {**_shared(group, config), **cut}
-            ids.append(len(weights))
             weights.append(vector(rule, rank, shapes, source.weights, _slot(source), "float32"))
-        groups.append({**_hyper(group, config), "params": ids})
+        groups.append({**group_tree(group, config), "params": ids})
     return {
         "partition_count": config.ranks,
         "optimizer_state_dict": {"state": states, "param_groups": groups},
@@ -187,7 +189,7 @@ def stage0_tree(source: Source, config: Config) -> dict[str, Tree]:
             "clip_grad": config.clip,
         }
     ids = {name: index for index, name in enumerate(name for group in source.groups for name in group.names)}
-    groups = [{**_hyper(group, config), "params": [ids[name] for name in group.names]} for group in source.groups]
+    groups = [{**group_tree(group, config), "params": [ids[name] for name in group.names]} for group in source.groups]
     states = {ids[name]: dict(slots) for name, slots in source.states.items() if name in ids and slots}
     if config.fused:
         for slots in states.values():
@@ -216,6 +218,13 @@ def _units(source: Source, config: Config) -> Iterator[Sequence[str]]:
     """The names of each entry of `param_shapes`: a group's, or at ZeRO 3 a sub-group's."""
     for group in source.groups:
         yield from _sub_groups(source, group, config) if config.stage == 3 else [group.names]
+
+
+def sub_group_ids(source: Source, config: Config) -> list[list[int]]:
+    """The numbers of each group's sub-groups, counted through all groups."""
+    counts = [len(list(_sub_groups(source, group, config))) for group in source.groups]
+    ends = list(accumulate(counts))
+    return [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
 
 
 def _sub_groups(source: Source, group: Group, config: Config) -> Iterator[list[str]]:
@@ -251,7 +260,8 @@ def _shared(group: Group, config: Config) -> dict[str, Tree]:
     return shared
 
 
-def _hyper(group: Group, config: Config) -> dict[str, Tree]:
+def group_tree(group: Group, config: Config) -> dict[str, Tree]:
+    """A group's hyper-parameters, with the one that DeepSpeed's own Adam cannot do without."""
     own = {"bias_correction": True} if config.fused and "betas" in group.hyper else {}
     return {**own, **group.hyper}
 
