@@ -13,13 +13,14 @@ from .cause import Diagnosis
 from .compare import Comparison
 from .signatures_resume import moments, step_counter, stopped_early
 from .signatures_start import data_order, forward_pass, initial_weights, masters, not_finite, rank_weights
-from .signatures_update import clipping, frozen, gradient_scale, group_options, partly_frozen, schedule
+from .signatures_update import clipping, frozen, gradient_scale, group_options, loss_scale, partly_frozen, schedule
 
 RULES: tuple[Callable[[Comparison], Diagnosis | None], ...] = (
     not_finite,
     masters,
-    initial_weights,
     rank_weights,
+    initial_weights,
+    loss_scale,
     data_order,
     forward_pass,
     frozen,

@@ -34,6 +34,7 @@ SEED = "CKPTKIT_VERIFY_SEED"
 SEED_RANKS = "CKPTKIT_VERIFY_SEED_RANKS"
 DEVICE = "CKPTKIT_VERIFY_DEVICE"
 PORT = "CKPTKIT_VERIFY_PORT"
+STOP_IF_RANKS_DIFFER = "CKPTKIT_VERIFY_STOP_IF_RANKS_DIFFER"
 LARGEST = 50_000_000  # elements; larger models are compared by losses and norms alone
 WAIT_SECONDS = 60.0
 
@@ -83,9 +84,17 @@ class Recorder:
         self.losses, self.batches, self.raw_norm, self.applied_norm = [], [], None, None
         if self.done == 1:
             self.write_weights("after_first", optimizer, root)
+        if self.ranks_went_apart():
+            self.notes["ranks_went_apart"] = "yes"
+            if os.environ.get(STOP_IF_RANKS_DIFFER):
+                self.stop()
         if self.done >= self.wanted:
             self.write_weights("final", optimizer, root)
             self.stop()
+
+    def ranks_went_apart(self) -> bool:
+        """Whether the ranks began to shard different weights and nobody made them equal."""
+        return self.notes.get("ranks_start_alike") == "no" and self.notes.get("broadcast") != "yes"
 
     def note_dtype(self, dtype: torch.dtype | None) -> None:
         """Which low precision the script computes in, for the choice of the tolerance."""

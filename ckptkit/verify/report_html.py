@@ -116,7 +116,7 @@ def _table(findings: Sequence[Finding]) -> str:
     return (
         '<div class="card scroll"><table><thead><tr><th>run</th><th>verdict</th><th class="n">ranks</th>'
         '<th class="n">steps</th><th class="n">first loss</th><th class="n">last loss</th>'
-        '<th class="n">largest loss difference</th><th class="n">largest norm difference</th>'
+        '<th class="n">max loss diff</th><th class="n">max norm diff</th>'
         "<th>remark</th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )

@@ -20,7 +20,8 @@ header .badge{font-size:16px;padding:6px 16px}
 .equal-v{color:var(--good);background:var(--good-bg)}
 .mismatch-v,.failed-v{color:var(--bad);background:var(--bad-bg)}
 .notrun-v{color:var(--warn);background:var(--warn-bg)}
-.card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:16px 18px;margin:12px 0;min-width:0}
+.card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:16px 18px;
+margin:12px 0;min-width:0}
 .pair{display:grid;grid-template-columns:1fr 1fr;gap:12px}
 .pair .card{margin:0}
 @media(max-width:900px){.pair{grid-template-columns:1fr}}
@@ -40,8 +41,9 @@ header .badge{font-size:16px;padding:6px 16px}
 .legend{display:flex;flex-wrap:wrap;gap:4px 14px;margin:10px 0 0;font-size:13px;color:var(--soft)}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .legend i{width:18px;height:0;border-top:3px solid var(--c);display:inline-block;border-radius:2px}
-.swatch{width:10px;height:10px;border-radius:3px;background:var(--c);display:inline-block;margin-right:7px}
-td.run{white-space:nowrap}td.remark{min-width:220px}
+.swatch{width:10px;height:10px;border-radius:3px;background:var(--c);display:inline-block;
+margin-right:7px}
+td.run{white-space:nowrap}td.remark{min-width:190px}
 .legend .reference{--c:var(--ref)}.legend .reference i{border-top-style:dotted}
 .legend .equal{--c:var(--equal)}.legend .bound{--c:var(--soft)}.legend .bound i{border-top:2px dashed var(--c)}
 .scroll{overflow-x:auto}

@@ -41,31 +41,31 @@ def _table(group: str, findings: Sequence[Finding]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=group or None, title_justify="left", pad_edge=False)
     table.add_column("run", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for heading in ("ranks", "steps", "loss, first", "last", "max loss diff", "max norm diff"):
+    for heading in ("ranks", "steps", "last loss", "loss diff", "norm diff"):
         table.add_column(heading, justify="right", no_wrap=True)
     references = {id(f.comparison.reference): f.comparison.reference for f in findings}
     if len(references) == 1:
         reference = next(iter(references.values()))
         table.add_row(
-            Text(reference.label, style="dim"), Text("reference", style="dim"), str(reference.world_size),
-            str(len(reference.steps)), *_ends(reference.losses), "", "",
+            Text(reference.label, style="dim"), Text("reference", style="dim"), str(reference.world_size or "-"),
+            str(len(reference.steps)), _last(reference.losses), "", "",
         )  # fmt: skip
     for finding in findings:
         c = finding.comparison
         table.add_row(
             c.candidate.label,
-            Text(WORDS[c.verdict] + (" (bits)" if c.bit_equal and c.verdict == "equal" else ""), STYLES[c.verdict]),
+            Text(WORDS[c.verdict] + (", bitwise" if c.bit_equal and c.verdict == "equal" else ""), STYLES[c.verdict]),
             str(c.candidate.world_size or "-"),
             str(len(c.candidate.steps)),
-            *_ends(c.candidate.losses),
+            _last(c.candidate.losses),
             difference(c.largest_loss_difference),
             difference(c.largest_norm_difference),
         )
     return table
 
 
-def _ends(losses: Sequence[float]) -> tuple[str, str]:
-    return (f"{losses[0]:.6f}", f"{losses[-1]:.6f}") if losses else ("-", "-")
+def _last(losses: Sequence[float]) -> str:
+    return f"{losses[-1]:.6f}" if losses else "-"
 
 
 def difference(value: float | None) -> str:

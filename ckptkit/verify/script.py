@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -59,19 +60,21 @@ def verify_scripts(old: Path, new: Path | None, options: ScriptOptions) -> Repor
 def _run_both(
     old: Path, new: Path, python_path: tuple[str, ...], options: ScriptOptions
 ) -> tuple[Launched, Launched, list[str]]:
-    before_script = _script(old, old.name, options)
-    after_script = replace(_script(new, f"{new.name} (migrated)" if python_path else new.name, options),
+    before_script = replace(_script(old, "old", options), stop_if_ranks_differ=True)
+    after_script = replace(_script(new, "new", options),
                            python_path=python_path)  # fmt: skip
     launches = [(old, before_script.launch), (new, after_script.launch)]
     notes = list(dict.fromkeys(f"{path.name}: launch {how} ({_why(path, options)})" for path, how in launches))
     before = run_script(before_script)
-    if before.notes.get("ranks_start_alike") == "no" and before.notes.get("broadcast") != "yes":
+    if before.notes.get("ranks_went_apart") == "yes":
         notes.append(
             f"{old.name} neither seeds its ranks alike nor broadcasts rank 0's weights, so each rank trains shards of "
             "another random model; both scripts were run with one seed for the weights of all ranks. If the weights "
             "are not loaded from a checkpoint afterwards, this is a fault of the original"
         )
-        before_script, after_script = (replace(s, seed_ranks="same") for s in (before_script, after_script))
+        before_script, after_script = (
+            replace(s, seed_ranks="same", stop_if_ranks_differ=False) for s in (before_script, after_script)
+        )
         before = run_script(before_script)
     return before, run_script(after_script), notes
 
@@ -136,3 +139,17 @@ def _migrated(old: Path, folder: Path) -> tuple[Path, str]:
     if copy.read_bytes() == old.read_bytes():
         return copy, f"ckptkit migrate changes nothing in {old.name}"
     return copy, f"{old.name} was migrated into a temporary copy; the file itself is unchanged"
+
+
+def split_arguments(given: Sequence[str]) -> tuple[Path, Path | None, tuple[str, ...]]:
+    """The old script, the new one if the second word is a Python file too, and the words that both scripts get.
+
+    Raises UsageError if the first word is no Python file.
+    """
+    if not given or not given[0].endswith(".py"):
+        raise UsageError(
+            f"{given[0] if given else 'nothing'} is no Python script", hint="verify OLD.py [NEW.py] [-- ARGS]"
+        )
+    if len(given) > 1 and given[1].endswith(".py"):
+        return Path(given[0]), Path(given[1]), tuple(given[2:])
+    return Path(given[0]), None, tuple(given[1:])

@@ -39,6 +39,7 @@ class Script:
     timeout: float = 600.0
     label: str = ""
     python_path: tuple[str, ...] = ()
+    stop_if_ranks_differ: bool = False  # after the first step: the caller will want another seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _environment(script: Script, records: Path, site: Path) -> dict[str, str]:
         "CKPTKIT_VERIFY_DEVICE": script.device,
         "CKPTKIT_VERIFY_WORLD": str(script.world_size),
         "CKPTKIT_VERIFY_PORT": str(_free_port()),
+        "CKPTKIT_VERIFY_STOP_IF_RANKS_DIFFER": "1" if script.stop_if_ranks_differ else "",
         "PYTHONUNBUFFERED": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
@@ -171,7 +173,7 @@ def _collect(script: Script, records: Path, output: str, code: int, ended: str) 
     for rank in ranks:
         steps = _steps(records / f"rank{rank}.steps.jsonl")
         trace = Trace(
-            label=f"{label} (rank {rank})", strategy=str(script.path), world_size=max(len(ranks), 1), precision="",
+            label=f"{label} rank {rank}", strategy=str(script.path), world_size=max(len(ranks), 1), precision="",
             steps=steps, groups=_json(records / "rank0.groups.json", {}), environment=_environment_notes(script, notes),
             initial=_summaries(records, "initial"), after_first=_summaries(records, "after_first"),
             final=_summaries(records, "final"), optimizer_first=_summaries(records, "optimizer_first"),

@@ -86,11 +86,8 @@ def _head_is_right(c: Comparison, name: str, world: int) -> bool:
 
 
 def rank_weights(c: Comparison) -> Diagnosis | None:
-    """In scripts, weights may not be seen before sharding; then the recorder's note on the ranks tells."""
-    if (
-        c.candidate.environment.get("ranks_start_alike") != "no"
-        or c.reference.environment.get("ranks_start_alike") == "no"
-    ):
+    """In scripts the recorder looked at the ranks' weights when sharding began."""
+    if c.candidate.environment.get("ranks_went_apart") != "yes" or c.reference.environment.get("ranks_went_apart"):
         return None
     if not c.deviations or c.deviations[0].step != 0:
         return None
