@@ -44,8 +44,8 @@ def command(
     """Rewrite training code from FSDP1, DDP or DeepSpeed to FSDP2.
 
     Prints a unified diff, then one line a finding: file:line:col, grade (exact, performance, numerics, manual), rule,
-    message. What is graded manual is left for a person, with a TODO at the place. A line comment `# ckptkit: skip` leaves
-    a statement alone, `# ckptkit: skip-file` a file.
+    message. What is graded manual is left for a person, with a TODO at the place. A line comment `# ckptkit: skip`
+    leaves a statement alone, `# ckptkit: skip-file` a file.
 
     Exit codes: 0 nothing left to do, 1 something left for a person (or would change, with --check), 2 usage, 3 a file
     that cannot be read or parsed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -141,11 +142,13 @@ class Draft:
             self.replace_span(Span(colon, start), newline) if colon < start else self.edits.append(
                 Edit(Span(start, start), (newline,), order=-1)
             )
-        for first, second in zip(smalls, smalls[1:], strict=False):
+        for first, second in itertools.pairwise(smalls):
             self.replace_span(Span(self.module.span(first).stop, self.module.span(second).start), newline)
 
     def unwrap(self, statement: cst.With) -> bool:
-        """Take the `with` line away and its body one level out. False where that would shift a text of several lines."""
+        """Take the `with` line away and its body one level out. False where that would shift a text of several
+        lines.
+        """
         module, body = self.module, statement.body
         if not isinstance(body, cst.IndentedBlock):
             return False
@@ -210,7 +213,11 @@ class Draft:
         elif isinstance(line, cst.SimpleStatementSuite):
             self.replace(statement, "pass")
         else:
-            self.replace_span(self.module.lines(line))
+            span, text = self.module.lines(line), self.module.text
+            blank_above = span.start == 0 or not text.line(span.start - 1).strip()
+            if blank_above and span.stop < len(text.content) and not text.line(span.stop).strip():
+                span = Span(span.start, text.line_end(span.stop))  # one blank line is enough where nothing stands
+            self.replace_span(span)
 
     def move_after(self, nodes: list[cst.CSTNode], anchor: cst.CSTNode, order: int) -> None:
         """Move whole lines (and the comments directly above them) behind another line of the same block."""
@@ -313,7 +320,7 @@ class Draft:
         if text in known or any(e.span == mine and text in str(e.pieces) for e in self.edits):
             return
         if isinstance(line, cst.SimpleStatementSuite):
-            line = self.module.up(line, cst.BaseCompoundStatement) or line
+            line = next(a for a in self.module.ancestors(line) if isinstance(a, cst.BaseCompoundStatement))
         self.before(line, (text,), order=-1)
 
     def rendering(self) -> Rendering:

@@ -1,4 +1,6 @@
-"""Edits as spans of the original text and what replaces them; a replacement may quote other spans, which keep their edits."""
+"""Edits as spans of the original text and what replaces them; a replacement may quote other spans, which keep their
+edits.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters `[start, stop)` of the original text. As a piece of a replacement it quotes that text, edits included."""
+    """Characters `[start, stop)` of the original text. As a piece of a replacement it quotes that text, edits
+    included.
+    """
 
     start: int
     stop: int
@@ -19,7 +23,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Dedent:
-    """Quotes a span of whole statements one level further out: `prefix` goes from the start of each line after the first."""
+    """Quotes a span of whole statements one level further out: `prefix` goes from the start of each line after the
+    first.
+    """
 
     span: Span
     prefix: str

@@ -55,8 +55,8 @@ def run(
 ) -> Report:
     """Migrate files and directories as one program; nothing is written unless `write`.
 
-    Raises UsageError on an unknown source, target or rule, SourceError on a missing path. A file that cannot be parsed is
-    an outcome, not an error.
+    Raises UsageError on an unknown source, target or rule, SourceError on a missing path. A file that cannot be
+    parsed is an outcome, not an error.
     """
     if source != "auto" and source not in SOURCES:
         raise UsageError(f"unknown source {source!r}", hint=f"--from takes auto, {', '.join(SOURCES)}")

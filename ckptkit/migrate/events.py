@@ -1,4 +1,6 @@
-"""What a statement does when it runs, calls followed into the functions of the program: makes an optimizer, shards a model."""
+"""What a statement does when it runs, calls followed into the functions of the program: makes an optimizer, shards a
+model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _NO_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a statement does; `models` are the texts of the models it does it to, as the statement names them."""
+    """Something that a statement does; `models` are the texts of the models it does it to, as the statement names
+    them.
+    """
 
     models: frozenset[str]
     on_object: bool = False  # a method call: the models may be attributes of the object

@@ -1,4 +1,6 @@
-"""Which files a run looks at: Python files and notebooks under the given paths, and which of them are worth parsing."""
+"""Which files a run looks at: Python files and notebooks under the given paths, and which of them are worth
+parsing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _NOT_SOURCES = {"node_modules", "build", "dist", "__pycache__", "site-packages",
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
-    """All `.py` and `.ipynb` files of the paths, directories searched through. Raises SourceError on a missing path."""
+    """All `.py` and `.ipynb` files of the paths, directories searched through. Raises SourceError on a missing
+    path.
+    """
     found: dict[Path, None] = {}
     missing = [path for path in paths if not path.exists()]
     if missing:

@@ -37,9 +37,9 @@ _LITERALS = (
 class Origin:
     """Where a value was made.
 
-    kind `call`: a call of the API `name` (`name[0]` for the first value unpacked from it); `instance`: a call of a class of
-    the program; `name`: a reference to the API `name`; `class`/`function`: a definition in the program; `literal`: a
-    constant, container or lambda.
+    kind `call`: a call of the API `name` (`name[0]` for the first value unpacked from it); `instance`: a call of a
+    class of the program; `name`: a reference to the API `name`; `class`/`function`: a definition in the program;
+    `literal`: a constant, container or lambda.
     """
 
     module: Module
@@ -175,7 +175,8 @@ class Flow:
     def _reaching(
         self, module: Module, use: cst.CSTNode, assignments: Iterable[metadata.BaseAssignment]
     ) -> list[metadata.BaseAssignment]:
-        local, rest = [], []
+        local: list[tuple[metadata.BaseAssignment, cst.CSTNode]] = []
+        rest: list[tuple[metadata.BaseAssignment, cst.CSTNode]] = []
         function = module.function(use)
         for assignment in assignments:
             node = getattr(assignment, "node", None)
@@ -294,9 +295,9 @@ class Flow:
         for origin in origins:
             if isinstance(origin.node, cst.Dict):
                 for element in origin.node.elements:
-                    if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
-                        if element.key.evaluated_value == key:
-                            found |= self.origins(origin.module, element.value)
+                    known = isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString)
+                    if known and element.key.evaluated_value == key:  # type: ignore[attr-defined]
+                        found |= self.origins(origin.module, element.value)
         return found
 
     def _parameter(self, module: Module, param: cst.Param) -> Origins:
@@ -347,16 +348,15 @@ class Flow:
             return NOTHING
         found: Origins = NOTHING
         for where, target in self.stores(name):
-            if isinstance(target, cst.Attribute):
-                if any(o.node is owner for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)):
-                    found |= self._target(where, target)
+            if any(o.node is owner for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)):
+                found |= self._target(where, target)
         for line in owner.body.body:
             if isinstance(line, cst.FunctionDef) and line.name.value == name:
                 found |= self.origins(module, line)
             for small in getattr(line, "body", ()) if isinstance(line, cst.SimpleStatementLine) else ():
-                for target in assigned_names(small):
-                    if isinstance(target, cst.Name) and target.value == name:
-                        found |= self._target(module, target)
+                for bound in assigned_names(small):
+                    if isinstance(bound, cst.Name) and bound.value == name:
+                        found |= self._target(module, bound)
         if not found:
             for base in owner.bases:
                 for origin in self.origins(module, base.value):
@@ -477,7 +477,8 @@ def _effect(module: Module, node: cst.CSTNode) -> int:
     """Offset from which on an assignment holds: behind its statement, or in the body of a loop or with."""
     if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
         return module.span(node).start
-    holder = module.up(node, cst.BaseSmallStatement, cst.BaseCompoundStatement, cst.NamedExpr)
+    kinds = (cst.BaseSmallStatement, cst.BaseCompoundStatement, cst.NamedExpr)
+    holder = next((a for a in module.ancestors(node) if isinstance(a, kinds)), None)
     if isinstance(holder, (cst.BaseSmallStatement, cst.NamedExpr)):
         return module.span(holder).stop
     return module.span(node).stop

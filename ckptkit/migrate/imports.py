@@ -44,16 +44,18 @@ def _candidates(draft: Draft, sources: frozenset[str]) -> list[cst.CSTNode]:
                     merged.add(id(origin.node))
     found: list[cst.CSTNode] = []
     for statement in module.every(cst.Assign, cst.AnnAssign):
-        value = statement.value
-        if value is None or module.skips(statement):
+        assert isinstance(statement, (cst.Assign, cst.AnnAssign))
+        given = statement.value
+        if given is None or module.skips(statement):
             continue
-        origins = draft.origins(value)
+        origins = draft.origins(given)
         owned = any(OWNERS[s](o.name) and o.kind in (NAME, CALL) for o in origins for s in sources)
         wrapped = any(o.node is w.call for o in origins for w in draft.all_wraps)
         if (owned and not wrapped) or any(id(o.node) in merged for o in origins):
             found.append(statement)
-        elif isinstance(statement, cst.Assign) and isinstance(statement.targets[0].target, cst.Subscript):
-            if any(id(o.node) in merged for o in draft.origins(statement.targets[0].target.value)):
+        elif isinstance(statement, cst.Assign):
+            target = statement.targets[0].target
+            if isinstance(target, cst.Subscript) and any(id(o.node) in merged for o in draft.origins(target.value)):
                 found.append(statement)
     return found
 
@@ -67,7 +69,7 @@ def _unused(draft: Draft, statement: cst.CSTNode, rendering: Rendering) -> bool:
         targets = [statement.name]
     if len(targets) != 1:
         return False
-    target = targets[0]
+    target: cst.BaseExpression = targets[0]
     if isinstance(target, cst.Subscript):
         target = target.value
     if not isinstance(target, cst.Name):
@@ -156,7 +158,7 @@ def mend(draft: Draft) -> None:
         if isinstance(statement.names, cst.ImportStar) or module.skips(statement):
             continue
         dead = [alias for alias in statement.names if _is_dead(draft, statement, alias, rendering)]
-        base = get_full_name_for_node(statement.module) if statement.module and not statement.relative else ""
+        base = (get_full_name_for_node(statement.module) if statement.module and not statement.relative else "") or ""
         at_top = module.function(statement) is None and module.up(statement, cst.ClassDef) is None
         new = wanted.pop(base, []) if base and at_top and not _inside_block(module, statement) else []
         if len(dead) == len(statement.names) and not new:
@@ -178,10 +180,9 @@ def mend(draft: Draft) -> None:
             lines = []
         else:
             draft.delete(statement)
-    for statement in module.every(cst.Import):
-        dead_import = [a for a in statement.names if _is_dead(draft, statement, a, rendering)]
-        if dead_import and len(dead_import) == len(statement.names):
-            draft.delete(statement)
+    for plain_import in module.every(cst.Import):
+        if all(_is_dead(draft, plain_import, alias, rendering) for alias in plain_import.names):
+            draft.delete(plain_import)
     if lines or draft.helpers:
         _add(draft, lines)
     _fill_blocks(draft)
@@ -210,7 +211,9 @@ def _slot_in(draft: Draft, lines: list[str]) -> list[str]:
 def _slot_in_standard(draft: Draft, line: str) -> bool:
     """Put an import of the standard library behind the last of the file's that sorts before it."""
     own = [s for s in draft.module.tree.body if isinstance(s, cst.SimpleStatementLine)]
-    own = [s for s in own if isinstance(s.body[0], (cst.Import, cst.ImportFrom)) and not draft.code(s).startswith("from .")]
+    own = [
+        s for s in own if isinstance(s.body[0], (cst.Import, cst.ImportFrom)) and not draft.code(s).startswith("from .")
+    ]
     own = [s for s in own if draft.code(s).split()[1].split(".")[0].rstrip(",") in sys.stdlib_module_names]
     own = [s for s in own if draft.code(s).split()[1] != "__future__"]
     if not own:
@@ -243,9 +246,8 @@ def _is_bound(module: Module, base: str, name: str, local: str, rendering: Rende
                 continue
             if isinstance(small, cst.Import) and not name:
                 for alias in small.names:
-                    bound = get_full_name_for_node(alias.asname.name) if alias.asname else None
-                    full = get_full_name_for_node(alias.name) or ""
-                    if full == base and (bound or full) == local:
+                    full = get_full_name_for_node(alias.name)
+                    if full == base and (get_full_name_for_node(alias.asname.name) if alias.asname else full) == local:
                         return True
             elif isinstance(small, cst.ImportFrom) and not isinstance(small.names, cst.ImportStar):
                 whole = f"{base}.{name}" if name else base
@@ -355,8 +357,11 @@ def _add(draft: Draft, lines: list[str]) -> None:
         return
     if pieces:
         draft.after(anchor, *pieces)
-    for text in draft.helpers.values():
-        draft.after(anchor, ("",), ("",), (text,), order=1)
+    stop = module.lines(anchor).stop
+    crowded = stop < len(module.text.content) and bool(module.text.line(stop).strip())
+    for number, text in enumerate(draft.helpers.values(), 1):
+        last = number == len(draft.helpers)
+        draft.after(anchor, ("",), ("",), (text,), *([("",), ("",)] if crowded and last else []), order=1)
 
 
 def _code_between(module: Module, anchor: cst.CSTNode, line: cst.CSTNode, edited: list[int]) -> bool:

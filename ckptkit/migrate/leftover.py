@@ -31,9 +31,9 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
     said: set[tuple[int, str]] = set()
     for statement in module.every(cst.ImportFrom):
         base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
-        if isinstance(statement.names, cst.ImportStar) and any(OWNERS[s](base + ".X") for s in sources):
-            if not module.skips(statement):
-                draft.todo(statement, f"names of a star import cannot be resolved: import from {base} by name", RULE)
+        star = isinstance(statement.names, cst.ImportStar) and any(OWNERS[s](base + ".X") for s in sources)
+        if star and not module.skips(statement):
+            draft.todo(statement, f"names of a star import cannot be resolved: import from {base} by name", RULE)
     for node in module.every(cst.Name, cst.Attribute):
         parent = module.parent(node)
         if isinstance(parent, cst.Attribute) and parent.value is node and _owned(draft, parent, sources):

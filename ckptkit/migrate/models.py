@@ -59,7 +59,9 @@ def sets_device(draft: Draft) -> bool:
 
 
 def may_have_buffers(draft: Draft, wrap: Wrap) -> bool:
-    """Whether the model may hold floating-point buffers: it is built of classes that we cannot see, or that register some."""
+    """Whether the model may hold floating-point buffers: it is built of classes that we cannot see, or that register
+    some.
+    """
     subject = wrap.subject
     origins = draft.flow.origins(subject.module, subject.node) if subject is not None else frozenset()
     seen = bool(origins) and all(

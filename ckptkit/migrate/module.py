@@ -38,13 +38,11 @@ class Module:
 
     def __post_init__(self) -> None:
         wrapper = metadata.MetadataWrapper(cst.parse_module(self.text.masked), unsafe_skip_copy=True)
-        found = wrapper.resolve_many(
-            [metadata.PositionProvider, metadata.ParentNodeProvider, metadata.ScopeProvider]  # type: ignore[list-item]
-        )
+        found = wrapper.resolve_many([metadata.PositionProvider, metadata.ParentNodeProvider, metadata.ScopeProvider])
         self.tree = wrapper.module
-        self._positions = found[metadata.PositionProvider]  # type: ignore[index,assignment]
-        self._parents = found[metadata.ParentNodeProvider]  # type: ignore[index,assignment]
-        self._scopes = found[metadata.ScopeProvider]  # type: ignore[index,assignment]
+        self._positions = found[metadata.PositionProvider]  # type: ignore[assignment]
+        self._parents = found[metadata.ParentNodeProvider]  # type: ignore[assignment]
+        self._scopes = found[metadata.ScopeProvider]  # type: ignore[assignment]
         self._nodes = {}
         for node in self._positions:
             self._nodes.setdefault(type(node), []).append(node)
@@ -103,7 +101,7 @@ class Module:
 
     def function(self, node: cst.CSTNode) -> Function | None:
         """The function or lambda in whose body (or defaults) `node` lies."""
-        return self.up(node, cst.FunctionDef, cst.Lambda)
+        return next((a for a in self.ancestors(node) if isinstance(a, (cst.FunctionDef, cst.Lambda))), None)
 
     def statement(self, node: cst.CSTNode) -> cst.BaseSmallStatement | cst.BaseCompoundStatement:
         """The smallest statement that holds `node`: one of `a; b`, or the compound one whose header holds it."""

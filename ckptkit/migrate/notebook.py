@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from .text import Text
 
 _MARK = "#%% ckptkit cell "
 _MAGIC = re.compile(r"^(\s*)([%!?])", re.MULTILINE)
-_LAYOUTS = [
+_LAYOUTS: list[dict[str, Any]] = [
     {"indent": indent, "ensure_ascii": ascii_only, "separators": separators}
     for indent in (1, 2, 4, None)
     for ascii_only in (False, True)
@@ -22,8 +23,8 @@ _LAYOUTS = [
 class Notebook:
     """The parsed JSON of a notebook and the layout that writes it back byte for byte."""
 
-    data: dict  # type: ignore[type-arg]
-    layout: dict  # type: ignore[type-arg]
+    data: dict[str, Any]
+    layout: dict[str, Any]
     tail: str
 
     def text(self) -> Text:
@@ -63,12 +64,12 @@ def read_notebook(data: bytes) -> Notebook:
         raise SyntaxError("not a notebook of format 4: it has no list of cells")
     tail = raw[len(raw.rstrip()) :]
     for layout in _LAYOUTS:
-        if json.dumps(parsed, **layout) + tail == raw:  # type: ignore[arg-type]
+        if json.dumps(parsed, **layout) + tail == raw:
             return Notebook(parsed, layout, tail)
     raise SyntaxError("the JSON is not laid out as nbformat writes it; save it once with Jupyter")
 
 
-def _joined(cell: dict) -> str:  # type: ignore[type-arg]
+def _joined(cell: dict[str, Any]) -> str:
     source = cell.get("source", "")
     return "".join(source) if isinstance(source, list) else source
 

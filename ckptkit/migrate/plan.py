@@ -52,8 +52,9 @@ class Unit:
 class ShardPlan:
     """All that is emitted for one wrapped model. Rules add to it; nobody reads it before all rules have planned.
 
-    `kwargs` go to every `fully_shard` call, `child_kwargs` and `root_kwargs` override them. `units` are tried in order in
-    one loop over the submodules, children before parents; `policy` is instead a run-time policy for `shard_by_policy`.
+    `kwargs` go to every `fully_shard` call, `child_kwargs` and `root_kwargs` override them. `units` are tried in
+    order in one loop over the submodules, children before parents; `policy` is instead a run-time policy for
+    `shard_by_policy`.
     """
 
     kwargs: dict[str, Line] = field(default_factory=dict)

@@ -23,7 +23,9 @@ class Program:
         return iter(list(self.modules.values()))
 
     def load(self, path: Path) -> Module | None:
-        """The module of a file of this run, parsed on first use; None when it is not of this run or cannot be parsed."""
+        """The module of a file of this run, parsed on first use; None when it is not of this run or cannot be
+        parsed.
+        """
         if path not in self.modules and path in self.unread:
             module = self.unread.pop(path)()
             if module is not None:

@@ -74,7 +74,9 @@ class Report:
         return [one for one in self.findings if one.grade is Grade.MANUAL]
 
     def exit_code(self, *, check: bool = False) -> Exit:
-        """0, or 1 when something is left for a person (or, with `check`, would change), 3 when a file is unreadable."""
+        """0, or 1 when something is left for a person (or, with `check`, would change), 3 when a file is
+        unreadable.
+        """
         if any(one.bug for one in self.failed):
             return Exit.BUG
         if self.failed:

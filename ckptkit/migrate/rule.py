@@ -1,10 +1,9 @@
 """The contract of a migration rule, and the folder of rules as the registry.
 
-How to write a rule
-===================
-One rule is one file in `ckptkit/migrate/rules/`. The file name, with dashes, is the rule's name (`mixed_precision.py` is
-`mixed-precision`). Its module docstring is the page that `ckptkit explain` prints: what it rewrites, why, before, after,
-what differs in numbers, known limits. The folder is listed; there is nothing to register. A rule defines::
+How to write a rule =================== One rule is one file in `ckptkit/migrate/rules/`. The file name, with dashes,
+is the rule's name (`mixed_precision.py` is `mixed-precision`). Its module docstring is the page that `ckptkit
+explain` prints: what it rewrites, why, before, after, what differs in numbers, known limits. The folder is listed;
+there is nothing to register. A rule defines::
 
     SOURCES = ("fsdp1",)                      # of "fsdp1", "ddp", "deepspeed": when it runs
 
@@ -22,27 +21,25 @@ Facts are the engine's, and rules ask for them; no rule calls another.
   finds method calls on wrapped models.
 - `wrap.plan` (`plan.py`) is what will be emitted for that model. In `plan()` a rule takes its arguments with
   `wrap.get(name)` (which claims them: what nobody claims is reported as left over) and adds to the plan: `kwargs`,
-  `child_kwargs`, `root_kwargs` of the `fully_shard` calls, `units` (which submodules get a group), `step(Order.X, lines)`
-  (statements before or after), or `refuse(rule, reason)`, which leaves the wrap and all uses of its model to a person.
+  `child_kwargs`, `root_kwargs` of the `fully_shard` calls, `units` (which submodules get a group),
+  `step(Order.X, lines)` (statements before or after), or `refuse(rule, reason)`, which leaves the wrap and all uses of
+  its model to a person.
   `spell(draft, wrap, value)` gives the pieces that repeat an argument at the wrapping call.
 - in `rewrite()` the plans are final. A rule edits uses with `draft.replace / before / after / delete / move_after`,
   imports with `draft.need(module, name)` (which answers the local name), and reports each edit with
   `draft.note(node, grade, message)`, or `draft.todo(node, message)` for what a person must do.
 
-Text and edits
-==============
-Edits are spans of the original text (`edit.py`). A replacement is a list of pieces, each a string or a `Span`; a `Span`
-quotes original text *with the edits inside it*, so rules that touch nested expressions need not know of each other:
-`draft.replace(call, "fully_shard(", *module.quote(model), ")")`. Everything outside edits stays byte for byte.
-`"\\n"` in a string becomes the file's newline and the indentation of the place.
+Text and edits ============== Edits are spans of the original text (`edit.py`). A replacement is a list of pieces,
+each a string or a `Span`; a `Span` quotes original text *with the edits inside it*, so rules that touch nested
+expressions need not know of each other: `draft.replace(call, "fully_shard(", *module.quote(model), ")")`. Everything
+outside edits stays byte for byte. `"\\n"` in a string becomes the file's newline and the indentation of the place.
 
-Order of what is emitted
-========================
-Statements for one model come out in the order of `plan.Order` (DEVICE, BUILD, BROADCAST, PARALLEL, CHECKPOINTING,
-COMPILE, PREPARE, SHARD, INIT, LOAD, OPTIMIZER, SCHEDULER); steps of one order in the order in which rules (by file name)
-added them. Insertions at one place sort by their `order`. `rewrite()`s run by file name; the engine writes the wraps
-themselves after them (`shard.py`), then reports leftovers, deletes dead assignments and mends the imports.
-A rule must not act on what its own output looks like: a second run changes nothing.
+Order of what is emitted ======================== Statements for one model come out in the order of `plan.Order`
+(DEVICE, BUILD, BROADCAST, PARALLEL, CHECKPOINTING, COMPILE, PREPARE, SHARD, INIT, LOAD, OPTIMIZER, SCHEDULER); steps
+of one order in the order in which rules (by file name) added them. Insertions at one place sort by their `order`.
+`rewrite()`s run by file name; the engine writes the wraps themselves after them (`shard.py`), then reports leftovers,
+deletes dead assignments and mends the imports. A rule must not act on what its own output looks like: a second run
+changes nothing.
 """
 
 from __future__ import annotations
@@ -151,7 +148,7 @@ def _same_names(wrap: Wrap, value: Value) -> bool:
             if mine != set(there[node.value]):
                 return False
         children = node.children
-        if isinstance(node, cst.Attribute) or isinstance(node, cst.Arg):
+        if isinstance(node, (cst.Attribute, cst.Arg)):
             children = [node.value]
         stack.extend(children)
     return True

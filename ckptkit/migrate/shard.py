@@ -1,11 +1,13 @@
-"""Writes a wrap's plan into the draft: the wrapping call becomes `fully_shard` calls, loops and the steps around them."""
+"""Writes a wrap's plan into the draft: the wrapping call becomes `fully_shard` calls, loops and the steps around
+them.
+"""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from .draft import Draft
-from .edit import Piece, Span
+from .edit import Dedent, Piece, Span
 from .module import Module
 from .plan import MODEL, UNIT, Line, Order
 from .wraps import Wrap
@@ -90,7 +92,9 @@ def write(draft: Draft, wrap: Wrap) -> None:
 
 
 def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
-    """All statements from Order.DEVICE on that turn the model of this name into a sharded one; BUILD is not among them."""
+    """All statements from Order.DEVICE on that turn the model of this name into a sharded one; BUILD is not among
+    them.
+    """
     plan = wrap.plan
     steps = sorted(plan.steps, key=lambda step: step.order)
     lines: list[Line] = [line for step in steps if step.order < Order.SHARD for line in step.lines]
@@ -113,6 +117,7 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
 def _calls(draft: Draft, wrap: Wrap, call: str, children: dict[str, Line], root: dict[str, Line]) -> list[Line]:
     """The loop or policy over the submodules, and the call for the model itself."""
     plan = wrap.plan
+    base = len(draft.inner_indent(wrap.call).expandtabs(4))
     lines: list[Line] = []
     if plan.units:
         unit = draft.throwaway("module", "submodule", "unit")
@@ -129,7 +134,7 @@ def _calls(draft: Draft, wrap: Wrap, call: str, children: dict[str, Line], root:
             if test:
                 lines.append((f"{step}{word} ", *_fill(test, UNIT, unit), ":"))
                 inner, word = step * 2, "elif"
-            lines.append((inner, *_call(call, unit, {**children, **one.kwargs}, inner, step)))
+            lines.append((inner, *_call(call, unit, {**children, **one.kwargs}, inner, step, base=base)))
     if plan.policy is not None:
         ignored: dict[str, Line] = {"ignored": plan.ignored} if plan.ignored is not None else {}
         if plan.units:  # the units are BatchNorm layers: already groups of their own
@@ -137,8 +142,10 @@ def _calls(draft: Draft, wrap: Wrap, call: str, children: dict[str, Line], root:
             taken: Line = (f"{{m for m in {MODEL}.modules() if ", *condition, "}")
             ignored["ignored"] = (*taken, " | ", *plan.ignored) if plan.ignored is not None else taken
         step = draft.module.step()
-        lines.append(_call("shard_by_policy", MODEL, {"policy": plan.policy, **ignored, **children}, "", step))
-    lines.append(_call(call, MODEL, root, "", draft.module.step()))
+        lines.append(
+            _call("shard_by_policy", MODEL, {"policy": plan.policy, **ignored, **children}, "", step, base=base)
+        )
+    lines.append(_call(call, MODEL, root, "", draft.module.step(), base=base))
     return lines
 
 
@@ -146,8 +153,9 @@ def _write_call(draft: Draft, wrap: Wrap, subject: cst.BaseExpression) -> None:
     module, call = draft.module, wrap.call
     name = draft.need("torch.distributed.fsdp", "fully_shard")
     kwargs = {**wrap.plan.kwargs, **wrap.plan.root_kwargs}
-    pieces = _call(name, None, kwargs, "", module.step(), module.quote(subject))
     statement = module.statement(call)
+    base = len(draft.inner_indent(statement).expandtabs(4))
+    pieces = _call(name, None, kwargs, "", module.step(), module.quote(subject), base=base)
     comments = module.comments_in(call, [p for p in pieces if isinstance(p, Span)])
     if comments:
         draft.before(call, *((comment,) for comment in comments))
@@ -182,7 +190,9 @@ def _named(draft: Draft, wrap: Wrap) -> tuple[str, list[Line]]:
 
 
 def _conditional(module: Module, call: cst.Call) -> cst.IfExp | None:
-    """The conditional expression of `target = FSDP(..) if test else other` (or `return ...`) that a call is a branch of."""
+    """The conditional expression of `target = FSDP(..) if test else other` (or `return ...`) that a call is a branch
+    of.
+    """
     holder = module.parent(call)
     if not isinstance(holder, cst.IfExp) or holder.test is call:
         return None
@@ -268,18 +278,24 @@ def _is_reference(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Name)
 
 
-def _call(name: str, model: str | None, kwargs: dict[str, Line], indent: str, step: str, subject: Line = ()) -> Line:
-    """`name(model, key=value, ...)`, broken into one argument a line where it would be long."""
+def _call(
+    name: str, model: str | None, kwargs: dict[str, Line], indent: str, step: str, subject: Line = (), *, base: int = 0
+) -> Line:
+    """`name(model, key=value, ...)`, broken into one argument a line where it would be long.
+
+    `indent` is what the text itself is indented by, `base` the width of the indentation that its place will add.
+    """
     arguments: list[Line] = [(model,) if model is not None else subject]
-    arguments += [(f"{key}=", *value) for key, value in kwargs.items()]
+    for key, (head, *rest) in kwargs.items():
+        arguments.append((f"{key}={head}", *rest) if isinstance(head, str) else (f"{key}=", head, *rest))
     width = sum(map(_width, arguments))
-    if len(indent) + len(name) + width + 2 * len(arguments) <= WIDTH or len(arguments) == 1:
+    if base + len(indent) + len(name) + width + 2 * len(arguments) <= WIDTH or len(arguments) == 1:
         return (f"{name}(", *_joined(arguments, ", "), ")")
     inner = f"\n{indent}{step}"
     broken: list[Piece] = [f"{name}("]
     for argument in arguments:
         first, last = argument[0], argument[-1]
-        long = len(indent) + len(step) + _width(argument) > WIDTH + 8
+        long = base + len(indent) + len(step) + _width(argument) > WIDTH + 8
         if long and isinstance(first, str) and isinstance(last, str) and "(" in first and last.endswith(")"):
             at = first.index("(") + 1
             rest = (first[at:], *argument[1:-1], last[:-1]) if len(argument) > 1 else (first[at:-1],)
@@ -289,7 +305,11 @@ def _call(name: str, model: str | None, kwargs: dict[str, Line], indent: str, st
 
 
 def _width(line: Line) -> int:
-    return sum(len(piece) if isinstance(piece, str) else piece.stop - piece.start for piece in line)
+    return sum(len(piece) if isinstance(piece, str) else _span(piece).stop - _span(piece).start for piece in line)
+
+
+def _span(piece: Span | Dedent) -> Span:
+    return piece if isinstance(piece, Span) else piece.span
 
 
 def _joined(lines: list[Line], separator: str) -> Line:
@@ -303,4 +323,3 @@ def _joined(lines: list[Line], separator: str) -> Line:
 
 def _fill(line: Line, placeholder: str, text: str) -> Line:
     return tuple(piece.replace(placeholder, text) if isinstance(piece, str) else piece for piece in line)
-

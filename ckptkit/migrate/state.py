@@ -1,4 +1,6 @@
-"""Fact: which kind of state dict a call on an FSDP1 model answers or takes: full or sharded, where, and on which ranks."""
+"""Fact: which kind of state dict a call on an FSDP1 model answers or takes: full or sharded, where, and on which
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ TYPES = "torch.distributed.fsdp.StateDictType."
 CONTEXT = FSDP + ".state_dict_type"
 SETTER = FSDP + ".set_state_dict_type"
 STATE = "torch.distributed.checkpoint.state_dict"
+_RANK_WORDS = tuple(
+    "rank==0 rank()==0 rank<1 notrank 0==rank is_main is_master master_process main_process is_rank_0 is_rank0 "
+    "rank_zero rank0 is_primary is_chief is_global_zero".split()
+)
 _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_dict_config"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A state dict type with its configs as far as the text tells. `name` is FULL, SHARDED, LOCAL or empty (unknown)."""
+    """A state dict type with its configs as far as the text tells. `name` is FULL, SHARDED, LOCAL or empty
+    (unknown).
+    """
 
     name: str = "FULL"
     offload: bool = False
@@ -187,27 +195,10 @@ def rank_guard(draft: Draft, node: cst.CSTNode) -> cst.If | None:
 
 
 def is_rank_test(text: str) -> bool:
-    """Whether the text of a condition asks for one rank: `rank == 0`, `not rank`, `is_main_process()`, `dist.get_rank() < 1`."""
+    """Whether the text of a condition asks for one rank: `rank == 0`, `not rank`, `is_main_process()`,
+    `dist.get_rank() < 1`.
+    """
     squeezed = text.replace(" ", "").lower()
-    words = (
-        "rank==0",
-        "rank()==0",
-        "rank<1",
-        "notrank",
-        "0==rank",
-        "is_main",
-        "is_master",
-        "master_process",
-        "main_process",
-    )
-    words += (
-        "is_rank_0",
-        "is_rank0",
-        "rank_zero",
-        "rank0",
-        "is_primary",
-        "is_chief",
-        "is_local_main",
-        "is_global_zero",
-    )
-    return any(word in squeezed for word in words)
+    if squeezed.startswith("not"):
+        return squeezed.removesuffix("()").endswith("rank")
+    return any(word in squeezed for word in _RANK_WORDS)

@@ -1,4 +1,6 @@
-"""Fact: every call that wraps a model (FSDP1, DDP, deepspeed.initialize) with its arguments, partials and dicts merged."""
+"""Fact: every call that wraps a model (FSDP1, DDP, deepspeed.initialize) with its arguments, partials and dicts
+merged.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ def _annotated(flow: Flow, module: Module, call: cst.Call) -> Wrap | None:
     if context is None:
         every = [(m, c) for m in flow.program for c in _contexts(flow, m)]
         context = every[0] if len(every) == 1 else None
-    source, parameters = WRAPPERS[FSDP]
+    source, _parameters = WRAPPERS[FSDP]
     wrap = Wrap(source, FSDP, module, call)
     if context is None:
         wrap.plan.refuse("enable-wrap", "wrap() outside of any enable_wrap that is known: shard this module by hand")
@@ -146,7 +148,9 @@ def _merge(flow: Flow, wrap: Wrap, module: Module, args: object, parameters: tup
 
 
 def dict_entries(flow: Flow, module: Module, node: cst.BaseExpression) -> dict[str, Value] | None:
-    """The entries of a dict that is fully known: a literal or `dict(...)`, with straight-line `d["key"] = value` stores."""
+    """The entries of a dict that is fully known: a literal or `dict(...)`, with straight-line `d["key"] = value`
+    stores.
+    """
     origins = flow.origins(module, node)
     if len(origins) != 1:
         return None
@@ -180,7 +184,8 @@ def dict_entries(flow: Flow, module: Module, node: cst.BaseExpression) -> dict[s
             return None
     for call in home.every(cst.Call):
         func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value in ("update", "pop", "setdefault", "clear"):
-            if isinstance(func.value, cst.Name) and flow.origins(home, func.value) == origins:
-                return None
+        changes = isinstance(func, cst.Attribute) and func.attr.value in ("update", "pop", "setdefault", "clear")
+        holder = func.value if changes else None  # type: ignore[attr-defined]
+        if isinstance(holder, cst.Name) and flow.origins(home, holder) == origins:
+            return None
     return entries

@@ -1,4 +1,5 @@
-"""A fork server that runs training scripts on several gloo ranks: torch is imported once, each run costs about a second.
+"""A fork server that runs training scripts on several gloo ranks: torch is imported once, each run costs about a
+second.
 
 `python harness.py` is the server: it reads one JSON request a line and answers one JSON line. `Runner` is its client.
 A run is judged by what the script recorded, not by how its processes ended: gloo aborts some of them at exit.

@@ -34,7 +34,9 @@ def difference(runner: Runner, folder: Path, pair: str, code: str) -> float:
 
 
 def test_the_optimizer_before_sharding_trains_nothing(runner: Runner, tmp_path: Path) -> None:
-    assert difference(runner, tmp_path, "optimizer_order", migrated_without("optimizer-order", "optimizer_order")) > 1e-3
+    assert (
+        difference(runner, tmp_path, "optimizer_order", migrated_without("optimizer-order", "optimizer_order")) > 1e-3
+    )
 
 
 def test_casting_inputs_everywhere_is_seen(runner: Runner, tmp_path: Path) -> None:
@@ -58,7 +60,10 @@ def edit(pair: str, change: Callable[[str], str]) -> str:
 
 def test_a_missing_clip_is_seen(runner: Runner, tmp_path: Path) -> None:
     clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.2, norm_type=2.0)"
-    assert difference(runner, tmp_path, "gradient_clipping", edit("gradient_clipping", lambda s: s.replace(clip, "pass"))) > 1e-4
+    assert (
+        difference(runner, tmp_path, "gradient_clipping", edit("gradient_clipping", lambda s: s.replace(clip, "pass")))
+        > 1e-4
+    )
 
 
 def test_gradients_that_are_never_reduced_are_seen(runner: Runner, tmp_path: Path) -> None:

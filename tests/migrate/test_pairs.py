@@ -1,4 +1,6 @@
-"""Every before/after pair under fixtures/scripts: the rewrite is byte for byte the expected one, and both train alike."""
+"""Every before/after pair under fixtures/scripts: the rewrite is byte for byte the expected one, and both train
+alike.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Activation checkpointing that is applied after FSDP moves before the sharding.
 
-What: `apply_activation_checkpointing(model, ...)`, or a call of a function of the program that does it, in the block of the wrap and
-below it, moves before the `fully_shard` calls.
+What: `apply_activation_checkpointing(model, ...)`, or a call of a function of the program that does it, in the block
+of the wrap and below it, moves before the `fully_shard` calls.
 
-Why: FSDP1 scripts wrap first and checkpoint after. With FSDP2 the order of the tutorials is checkpointing, compile, sharding: the
-checkpointed module is then a part of the shard group, so that what is recomputed in backward is gathered once.
+Why: FSDP1 scripts wrap first and checkpoint after. With FSDP2 the order of the tutorials is checkpointing, compile,
+sharding: the checkpointed module is then a part of the shard group, so that what is recomputed in backward is
+gathered once.
 
 Before::
 
@@ -19,10 +20,11 @@ After::
             fully_shard(module)
     fully_shard(model)
 
-In numbers: equal; checkpointing before, after and around gives the same losses and gradients, and state dict keys are clean in all.
+In numbers: equal; checkpointing before, after and around gives the same losses and gradients, and state dict keys are
+clean in all.
 
-Known limits: a call in another block (under an `if` of its own with other statements) or in another function stays where it is, which
-works, with another order of gathering. CheckpointImpl.REENTRANT works but is deprecated.
+Known limits: a call in another block (under an `if` of its own with other statements) or in another function stays
+where it is, which works, with another order of gathering. CheckpointImpl.REENTRANT works but is deprecated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Names the ckptkit convert command for each checkpoint that a migrated script loads.
 
-What: nothing in the code. For `torch.load(path)`, `dcp.load(...)`, `FileSystemReader(path)` and DeepSpeed's `load_checkpoint` in a file
-whose model is migrated the report prints a `ckptkit convert` line.
+What: nothing in the code. For `torch.load(path)`, `dcp.load(...)`, `FileSystemReader(path)` and DeepSpeed's
+`load_checkpoint` in a file whose model is migrated the report prints a `ckptkit convert` line.
 
-Why: files that hold FSDP1's ShardedTensors or flat parameters, or DeepSpeed's partitions, are not what the migrated script reads.
+Why: files that hold FSDP1's ShardedTensors or flat parameters, or DeepSpeed's partitions, are not what the migrated
+script reads.
 
 Before and after: equal.
 
@@ -38,13 +39,20 @@ def rewrite(draft: Draft) -> None:
         if name in _CALLS:
             positional, key, target = _CALLS[name]
             path = argument_of(call, positional, key)
-        elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "load_checkpoint":
-            if draft.wraps_of(call.func.value, "deepspeed"):
-                path, target = argument_of(call, ["load_dir"], "load_dir"), "dcp"
+        elif draft.code(call.func).endswith(".load_checkpoint") and _is_engine(draft, call.func):
+            path, target = argument_of(call, ["load_dir"], "load_dir"), "dcp"
         if path is None:
             continue
-        text = _text(draft, path)
-        draft.commands.append(f"ckptkit convert {text} {text}.{target} --to {target}")
+        source = _text(draft, path)
+        stem, dot, suffix = source.rpartition(".")
+        new = (
+            f"{stem}.fsdp2.{suffix}" if dot and stem and "/" not in suffix and "}" not in suffix else f"{source}.fsdp2"
+        )
+        draft.commands.append(f"ckptkit convert {source} {new} --to {target}")
+
+
+def _is_engine(draft: Draft, func: cst.BaseExpression) -> bool:
+    return isinstance(func, cst.Attribute) and bool(draft.wraps_of(func.value, "deepspeed"))
 
 
 def _text(draft: Draft, path: cst.BaseExpression) -> str:

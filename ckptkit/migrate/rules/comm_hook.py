@@ -11,9 +11,11 @@ After::
 
     fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
 
-In numbers: the same reduction dtype; where FSDP1 divided before the reduction and FSDP2 averages, the last bit of bf16 may differ.
+In numbers: the same reduction dtype; where FSDP1 divided before the reduction and FSDP2 averages, the last bit of
+bf16 may differ.
 
-Known limits: other hooks (PowerSGD, the program's own) are left with a TODO: `set_custom_reduce_scatter`, `set_all_reduce_hook`.
+Known limits: other hooks (PowerSGD, the program's own) are left with a TODO: `set_custom_reduce_scatter`,
+`set_all_reduce_hook`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ After::
 
 In numbers: equal. Both pin memory.
 
-Known limits: FSDP1 documents that gradients must not be accumulated outside no_sync with offload; FSDP2 accumulates rightly.
+Known limits: FSDP1 documents that gradients must not be accumulated outside no_sync with offload; FSDP2 accumulates
+rightly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """device_id goes: fully_shard moves the model to the current device, which must be set before.
 
-What: `device_id=...` is removed. Where the program never calls `torch.cuda.set_device`, the call is added. An explicit CPU
-device becomes a CPU mesh, because without a mesh `fully_shard` takes the accelerator.
+What: `device_id=...` is removed. Where the program never calls `torch.cuda.set_device`, the call is added. An
+explicit CPU device becomes a CPU mesh, because without a mesh `fully_shard` takes the accelerator.
 
 Why: FSDP1 moved parameters and buffers to device_id; `fully_shard` moves them to the device of its mesh, for CUDA the
 current device.

@@ -1,10 +1,10 @@
 """model.forward(...) becomes model(...), so that the hooks which gather the parameters run.
 
-What: direct calls of `forward` on a sharded model. Other methods of the model's class that run its layers are registered with
-`register_fsdp_forward_method`.
+What: direct calls of `forward` on a sharded model. Other methods of the model's class that run its layers are
+registered with `register_fsdp_forward_method`.
 
-Why: FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which only calling the module runs; without them the
-first layer raises on a mix of torch.Tensor and DTensor.
+Why: FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which only calling the module
+runs; without them the first layer raises on a mix of torch.Tensor and DTensor.
 
 Before::
 

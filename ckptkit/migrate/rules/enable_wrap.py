@@ -1,7 +1,7 @@
 """The enable_wrap context goes; each wrap(x) in it becomes fully_shard(x).
 
-What: `wrap(x, **overrides)` becomes `fully_shard(x, ...)` with the arguments of the enable_wrap context that it runs under, and the context
-goes. `wrap(wrap(x))` becomes one call.
+What: `wrap(x, **overrides)` becomes `fully_shard(x, ...)` with the arguments of the enable_wrap context that it runs
+under, and the context goes. `wrap(wrap(x))` becomes one call.
 
 Why: `fully_shard` works in place, wherever the module is built; there is no wrapper class to choose.
 
@@ -16,8 +16,8 @@ After::
 
 In numbers: equal.
 
-Known limits: outside of a context `wrap` returns its argument unwrapped. A wrap() that may run under several contexts, or
-under none, is left with a TODO.
+Known limits: outside of a context `wrap` returns its argument unwrapped. A wrap() that may run under several
+contexts, or under none, is left with a TODO.
 """
 
 from __future__ import annotations

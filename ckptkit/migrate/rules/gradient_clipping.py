@@ -1,9 +1,11 @@
 """model.clip_grad_norm_ becomes torch.nn.utils.clip_grad_norm_; a norm that is used is gathered with full_tensor().
 
-What: the method of FSDP1 becomes the function of torch; so do calls of the function on the parameters of a sharded model.
+What: the method of FSDP1 becomes the function of torch; so do calls of the function on the parameters of a sharded
+model.
 
-Why: `fully_shard` adds no such method. The function works on DTensors and clips by the norm over all ranks, but what it returns is a DTensor:
-formatting it raises TypeError, and torch versions before 2.5 returned a partial sum whose local value is no norm at all.
+Why: `fully_shard` adds no such method. The function works on DTensors and clips by the norm over all ranks, but what
+it returns is a DTensor: formatting it raises TypeError, and torch versions before 2.5 returned a partial sum whose
+local value is no norm at all.
 
 Before::
 
@@ -14,10 +16,11 @@ After::
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
 
 In numbers: the norm is summed in another order, so that it may differ in the last bits (1e-7 relative in fp32).
-`torch.nn.utils.clip_grad_norm_` on an FSDP1 model clipped each rank by the norm of its own shard, which is no clipping by the norm
-of the model: such a call is graded numerics, because with FSDP2 it does what it says.
+`torch.nn.utils.clip_grad_norm_` on an FSDP1 model clipped each rank by the norm of its own shard, which is no
+clipping by the norm of the model: such a call is graded numerics, because with FSDP2 it does what it says.
 
-Known limits: with ignored modules that have gradients the function raises on the mix of tensors: clip the two groups apart.
+Known limits: with ignored modules that have gradients the function raises on the mix of tensors: clip the two groups
+apart.
 """
 
 from __future__ import annotations

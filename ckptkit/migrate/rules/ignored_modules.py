@@ -19,7 +19,8 @@ After::
 In numbers: equal; the gradients of ignored parameters are not reduced, in FSDP1 as in FSDP2.
 
 Known limits: the model then holds plain tensors beside DTensors. `clip_grad_norm_` over both, and optimizers with
-`foreach=True`, raise; the rule gradient-clipping reports it. fully_shard moves the buffers of ignored modules to the device.
+`foreach=True`, raise; the rule gradient-clipping reports it. fully_shard moves the buffers of ignored modules to the
+device.
 """
 
 from __future__ import annotations

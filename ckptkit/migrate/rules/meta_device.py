@@ -1,9 +1,10 @@
 """param_init_fn goes: parameters on the meta device are materialised and initialised after sharding.
 
-What: `param_init_fn=fn` becomes `model.to_empty(device=...)` after all `fully_shard` calls, and `fn` on each module. The usual
-pair `param_init_fn=(to_empty on all ranks but 0), sync_module_states=True`, where rank 0 holds the weights and the other ranks
-meta parameters, becomes a load of rank 0's state dict into the sharded model. A model that is built under
-`torch.device("meta")` without param_init_fn gets `to_empty` and `reset_parameters`, which FSDP1 called by itself.
+What: `param_init_fn=fn` becomes `model.to_empty(device=...)` after all `fully_shard` calls, and `fn` on each module.
+The usual pair `param_init_fn=(to_empty on all ranks but 0), sync_module_states=True`, where rank 0 holds the weights
+and the other ranks meta parameters, becomes a load of rank 0's state dict into the sharded model. A model that is
+built under `torch.device("meta")` without param_init_fn gets `to_empty` and `reset_parameters`, which FSDP1 called by
+itself.
 
 Before::
 
@@ -17,11 +18,11 @@ After::
         model.to_empty(device=...)
     set_model_state_dict(model, full_state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 
-In numbers: equal where rank 0's weights are loaded. Initialising sharded parameters draws other random numbers than initialising
-whole ones: other start, same distribution.
+In numbers: equal where rank 0's weights are loaded. Initialising sharded parameters draws other random numbers than
+initialising whole ones: other start, same distribution.
 
-Known limits: buffers that are not in the state dict (persistent=False) are uninitialised after `to_empty`: they are broadcast
-from rank 0 where it holds them, and otherwise left to reset_parameters or a TODO.
+Known limits: buffers that are not in the state dict (persistent=False) are uninitialised after `to_empty`: they are
+broadcast from rank 0 where it holds them, and otherwise left to reset_parameters or a TODO.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def _device(draft: Draft, wrap: Wrap) -> Line:
 
 
 def _built_on_meta(draft: Draft, wrap: Wrap) -> bool:
-    """Whether the model is made inside `with torch.device("meta")` (not by some ranks only: that needs param_init_fn)."""
+    """Whether the model is made inside `with torch.device("meta")` (not by some ranks only: that needs
+    param_init_fn).
+    """
     subject = wrap.subject
     if subject is None:
         return False

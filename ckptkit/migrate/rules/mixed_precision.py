@@ -3,10 +3,10 @@
 What: `mixed_precision=MixedPrecision(...)` becomes `mp_policy=MixedPrecisionPolicy(...)` on every call.
 
 Why, field by field: `param_dtype` and `reduce_dtype` mean the same (an absent reduce_dtype is param_dtype in both).
-FSDP1 casts the inputs of the root only (`cast_root_forward_inputs=True, cast_forward_inputs=False`), FSDP2 by default those of
-every group: the groups below the root get `cast_forward_inputs=False`. `buffer_dtype` has no counterpart: where the model may have
-buffers they are cast once. With a wrap policy FSDP1 wrapped each BatchNorm alone in fp32 and cast around it: such a layer gets a
-group of its own with fp32 parameters and an output in param_dtype.
+FSDP1 casts the inputs of the root only (`cast_root_forward_inputs=True, cast_forward_inputs=False`), FSDP2 by default
+those of every group: the groups below the root get `cast_forward_inputs=False`. `buffer_dtype` has no counterpart:
+where the model may have buffers they are cast once. With a wrap policy FSDP1 wrapped each BatchNorm alone in fp32 and
+cast around it: such a layer gets a group of its own with fp32 parameters and an output in param_dtype.
 
 Before::
 
@@ -25,13 +25,13 @@ After::
             )
     fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
-In numbers: equal for the first steps, and close to equal after (losses of bf16 runs drift apart by about 1e-3 in 50 steps). Two
-things differ and are graded numerics: buffers that were cast stay cast in checkpoints (FSDP1 restored them), and
-gradients that are accumulated under no_sync are kept in reduce_dtype where FSDP1 kept them in param_dtype.
+In numbers: equal for the first steps, and close to equal after (losses of bf16 runs drift apart by about 1e-3 in 50
+steps). Two things differ and are graded numerics: buffers that were cast stay cast in checkpoints (FSDP1 restored
+them), and gradients that are accumulated under no_sync are kept in reduce_dtype where FSDP1 kept them in param_dtype.
 
-Known limits: `keep_low_precision_grads=True` and the environment variable FSDP_USE_FULL_PREC_IN_EVAL have no counterpart. A
-MixedPrecision that is chosen at run time is rewritten where it is made, with `dataclasses.replace` for the inner groups; its
-buffer_dtype is not carried over.
+Known limits: `keep_low_precision_grads=True` and the environment variable FSDP_USE_FULL_PREC_IN_EVAL have no
+counterpart. A MixedPrecision that is chosen at run time is rewritten where it is made, with `dataclasses.replace` for
+the inner groups; its buffer_dtype is not carried over.
 """
 
 from __future__ import annotations

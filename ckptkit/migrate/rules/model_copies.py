@@ -18,7 +18,8 @@ After::
 
 In numbers: equal.
 
-Known limits: a copy in another block or function, and `torch.optim.swa_utils.AveragedModel(model)`, which copies, are left with a TODO.
+Known limits: a copy in another block or function, and `torch.optim.swa_utils.AveragedModel(model)`, which copies, are
+left with a TODO.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _copies(draft: Draft, wrap: Wrap) -> list[tuple[cst.Assign, str]]:
         if module.span(line).start <= module.span(here).start:
             continue
         for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
-            value = small.value if isinstance(small, cst.Assign) and len(small.targets) == 1 else None
+            if not isinstance(small, cst.Assign) or len(small.targets) != 1:
+                continue
+            value = small.value
             if not isinstance(value, cst.Call) or len(value.args) != 1 or draft.name(value.func) != "copy.deepcopy":
                 continue
             target = small.targets[0].target

@@ -1,14 +1,16 @@
 """state_dict and load_state_dict of a sharded model become get_model_state_dict and set_model_state_dict.
 
-What: `FSDP.state_dict_type(...)` contexts and `set_state_dict_type` go; each `model.state_dict()` and `model.load_state_dict(sd)` says by itself
-which kind it means. A call that stands under `if rank == 0:` is hoisted out, because all ranks must take part.
+What: `FSDP.state_dict_type(...)` contexts and `set_state_dict_type` go; each `model.state_dict()` and
+`model.load_state_dict(sd)` says by itself which kind it means. A call that stands under `if rank == 0:` is hoisted
+out, because all ranks must take part.
 
-Why: `model.state_dict()` changes its meaning without a word: whole tensors with FSDP1's default, sharded DTensors with FSDP2, under equal keys.
-Code downstream works on, and writes other files.
+Why: `model.state_dict()` changes its meaning without a word: whole tensors with FSDP1's default, sharded DTensors
+with FSDP2, under equal keys. Code downstream works on, and writes other files.
 
 Before::
 
-    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+    config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
         state = model.state_dict()
 
 After::
@@ -17,9 +19,9 @@ After::
 
 In numbers: equal.
 
-Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the device
-(performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded checkpoints that torch.save
-wrote hold ShardedTensors; load them through torch.distributed.checkpoint.
+Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the
+device (performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded
+checkpoints that torch.save wrote hold ShardedTensors; load them through torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
     statement = draft.module.statement(call)
     name = draft.fresh("model_state", "full_state")
     is_value = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1
-    if is_value and isinstance(statement.targets[0].target, cst.Name):
-        name = statement.targets[0].target.value
+    target = statement.targets[0].target if isinstance(statement, cst.Assign) else None
+    if is_value and isinstance(target, cst.Name):
+        name = target.value
         draft.delete(statement)
     else:
         draft.replace(call, name)

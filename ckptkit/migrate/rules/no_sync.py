@@ -1,8 +1,8 @@
 """no_sync becomes a small context manager that sets FSDP2's gradient synchronisation flag.
 
 What: `model.no_sync()` becomes `no_sync(model)`, a function written into the file that calls
-`set_requires_gradient_sync(False)` and, on the way out, `set_requires_gradient_sync(True)`. The reference `model.no_sync` (without a call)
-becomes `partial(no_sync, model)`.
+`set_requires_gradient_sync(False)` and, on the way out, `set_requires_gradient_sync(True)`. The reference
+`model.no_sync` (without a call) becomes `partial(no_sync, model)`.
 
 Why: FSDP2 modules have no no_sync. The flag must be down in the backward of all micro-steps but the last, and up again
 for the last: forgotten, gradients stay None and nothing raises.
@@ -17,10 +17,11 @@ After::
     with no_sync(model) if accumulate else nullcontext():
         loss.backward()
 
-In numbers: equal in fp32. With mixed precision FSDP1 accumulated in param_dtype (bf16), FSDP2 accumulates in reduce_dtype: better, and not the
-same (6.5e-4 of the loss after 6 steps of 4 micro-batches).
+In numbers: equal in fp32. With mixed precision FSDP1 accumulated in param_dtype (bf16), FSDP2 accumulates in
+reduce_dtype: better, and not the same (6.5e-4 of the loss after 6 steps of 4 micro-batches).
 
-Known limits: FSDP1 with SHARD_GRAD_OP kept parameters gathered after such a backward; `set_reshard_after_backward(False)` would.
+Known limits: FSDP1 with SHARD_GRAD_OP kept parameters gathered after such a backward;
+`set_reshard_after_backward(False)` would.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """An optimizer that is made before the model is sharded moves behind it, with its scheduler and all that uses them.
 
-What: statements that make an optimizer from the parameters of a model which is wrapped further down in the same block, and the
-statements between that depend on the optimizer, move behind the wrap.
+What: statements that make an optimizer from the parameters of a model which is wrapped further down in the same
+block, and the statements between that depend on the optimizer, move behind the wrap.
 
-Why: with FSDP1 (use_orig_params=True) the optimizer may come first: the parameters stay the same objects. `fully_shard` replaces
-them by DTensors. An optimizer that holds the old ones updates tensors that nothing uses: the loss stays where it is, and nothing
-raises.
+Why: with FSDP1 (use_orig_params=True) the optimizer may come first: the parameters stay the same objects.
+`fully_shard` replaces them by DTensors. An optimizer that holds the old ones updates tensors that nothing uses: the
+loss stays where it is, and nothing raises.
 
 Before::
 
@@ -21,8 +21,8 @@ After::
 
 In numbers: equal.
 
-Known limits: follows calls into functions and methods of the run, within one block of statements. Where the optimizer is made in
-another block or in another thread of calls than the wrap, a TODO says so.
+Known limits: follows calls into functions and methods of the run, within one block of statements. Where the optimizer
+is made in another block or in another thread of calls than the wrap, a TODO says so.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
 
 
 def _same_model(optimizer: Event, wrap: Event) -> bool:
-    return optimizer.on_object and wrap.on_object or bool(optimizer.models & wrap.models)
+    return (optimizer.on_object and wrap.on_object) or bool(optimizer.models & wrap.models)
 
 
 def _move(draft: Draft, lines: list[cst.CSTNode], first: int, anchor: int) -> None:
@@ -77,8 +77,7 @@ def _move(draft: Draft, lines: list[cst.CSTNode], first: int, anchor: int) -> No
         draft.todo(lines[first], "the optimizer must be made after the model is sharded")
         return
     draft.move_after([lines[index] for index in moved], lines[anchor], Order.OPTIMIZER)
-    target = lines[first].body[0] if isinstance(lines[first], cst.SimpleStatementLine) else lines[first]
-    draft.note(target, Grade.EXACT, "the optimizer is made after the model is sharded, with all that uses it")
+    draft.note(lines[first], Grade.EXACT, "the optimizer is made after the model is sharded, with all that uses it")
 
 
 def _bound(draft: Draft, line: cst.CSTNode) -> set[str]:

@@ -1,9 +1,10 @@
 """FSDP's optimizer state dict functions become get_optimizer_state_dict and set_optimizer_state_dict.
 
-What: optim_state_dict, full_optim_state_dict and sharded_optim_state_dict become `get_optimizer_state_dict`; optim_state_dict_to_load,
-scatter_full_optim_state_dict, shard_full_optim_state_dict and flatten_sharded_optim_state_dict, with the `optimizer.load_state_dict`
-that takes their result, become one `set_optimizer_state_dict`. rekey_optim_state_dict goes: keys are names both ways. Calls under a
-rank guard are hoisted out of it.
+What: optim_state_dict, full_optim_state_dict and sharded_optim_state_dict become `get_optimizer_state_dict`;
+optim_state_dict_to_load, scatter_full_optim_state_dict, shard_full_optim_state_dict and
+flatten_sharded_optim_state_dict, with the `optimizer.load_state_dict` that takes their result, become one
+`set_optimizer_state_dict`. rekey_optim_state_dict goes: keys are names both ways. Calls under a rank guard are
+hoisted out of it.
 
 Why: the functions are FSDP1's; the plain `optimizer.state_dict()` of a sharded model holds DTensors under numbers.
 
@@ -19,8 +20,9 @@ After::
 
 In numbers: equal; the keys are the same set, in another order.
 
-Known limits: a plain `optimizer.state_dict()` on a sharded model, saved by torch.save, is a rank's own shard in FSDP1 as in FSDP2 and is left
-alone. The old argument order `optim_state_dict_to_load(osd, model, optimizer)` is recognised by what is passed.
+Known limits: a plain `optimizer.state_dict()` on a sharded model, saved by torch.save, is a rank's own shard in FSDP1
+as in FSDP2 and is left alone. The old argument order `optim_state_dict_to_load(osd, model, optimizer)` is recognised
+by what is passed.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def rewrite(draft: Draft) -> None:
         for call in draft.calls(f"{FSDP}.{name}"):
             _get(draft, call, name, parameters)
     converted: dict[int, tuple[cst.Call, str]] = {}
-    for name, (parameters, key) in _LOAD.items():
+    for name in _LOAD:
         for call in draft.calls(f"{FSDP}.{name}"):
             converted[id(call)] = (call, name)
     loads = _loads(draft, converted)
@@ -141,8 +143,7 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
     for load in draft.module.every(cst.Call):
         if not isinstance(load.func, cst.Attribute) or load.func.attr.value != "load_state_dict" or not load.args:
             continue
-        state = load.args[0].value
-        for origin in draft.origins(state):
+        for origin in draft.origins(load.args[0].value):
             if id(origin.node) in converted and origin.kind == CALL:
                 found[id(origin.node)] = load
     for key, load in found.items():
@@ -190,10 +191,10 @@ def _convert(draft: Draft, call: cst.Call, name: str, loads: dict[int, cst.Call]
     if id(call) not in loads or model is None or state is None or not draft.wraps_of(model, "fsdp1"):
         return  # left over: the generic check reports it
     statement = draft.module.statement(call)
-    if isinstance(statement, cst.Assign) and statement.value is call:
-        if len(statement.targets) == 1 and draft.code(statement.targets[0].target) == draft.code(state):
-            draft.delete(statement)
-            return
+    whole = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1
+    if whole and draft.code(statement.targets[0].target) == draft.code(state):  # type: ignore[union-attr]
+        draft.delete(statement)
+        return
     draft.replace(call, *draft.module.quote(state))
 
 

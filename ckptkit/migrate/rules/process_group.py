@@ -1,7 +1,8 @@
 """process_group and device_mesh become mesh; the pair of a hybrid strategy is turned round.
 
-What: `device_mesh=mesh` is `mesh=mesh`. `process_group=group` is `mesh=DeviceMesh.from_group(group, device_type)`. The pair
-`(shard_group, replicate_group)` of HYBRID_SHARD becomes a 2-D mesh with the dims ("replicate", "shard"): the other order.
+What: `device_mesh=mesh` is `mesh=mesh`. `process_group=group` is `mesh=DeviceMesh.from_group(group, device_type)`.
+The pair `(shard_group, replicate_group)` of HYBRID_SHARD becomes a 2-D mesh with the dims ("replicate", "shard"): the
+other order.
 
 Before::
 
@@ -13,8 +14,8 @@ After::
 
 In numbers: equal.
 
-Known limits: a 2-D device_mesh must have names in FSDP2: where `init_device_mesh` is called without them they are added. The
-layout of the ranks of a pair of groups is only known to the program: a TODO asks for the 2-D mesh.
+Known limits: a 2-D device_mesh must have names in FSDP2: where `init_device_mesh` is called without them they are
+added. The layout of the ranks of a pair of groups is only known to the program: a TODO asks for the 2-D mesh.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 What: `use_orig_params`, `limit_all_gathers`, `forward_prefetch` and `backward_prefetch` are removed.
 
-Why: FSDP2 keeps the original parameters, always limits all-gathers, and always prefetches in backward as BACKWARD_PRE did.
+Why: FSDP2 keeps the original parameters, always limits all-gathers, and always prefetches in backward as BACKWARD_PRE
+did.
 
 Before::
 
@@ -15,9 +16,10 @@ After::
 In numbers: equal. BACKWARD_POST and None have no counterpart, and forward_prefetch=True would need explicit
 `set_modules_to_forward_prefetch` calls: other memory and speed, same numbers.
 
-Known limits: `p.numel()` of a sharded parameter is the whole parameter's in FSDP2 and the local shard's in FSDP1, so code
-that counts parameters after wrapping prints another (the true) number. With use_orig_params=False the optimizer saw flat
-parameters: optimizers that are not elementwise (LAMB, Adafactor, Muon) take other steps on the original ones.
+Known limits: `p.numel()` of a sharded parameter is the whole parameter's in FSDP2 and the local shard's in FSDP1, so
+code that counts parameters after wrapping prints another (the true) number. With use_orig_params=False the optimizer
+saw flat parameters: optimizers that are not elementwise (LAMB, Adafactor, Muon) take other steps on the original
+ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """sharding_strategy becomes reshard_after_forward, and a mesh for hybrid and unsharded strategies.
 
 What: FULL_SHARD and None need nothing (the root is never freed after forward, in FSDP1 as in FSDP2's default).
-SHARD_GRAD_OP is `reshard_after_forward=False`. HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within a node and replicate across
-nodes: a 2-D mesh with named dims. NO_SHARD is a mesh that shards over one rank and replicates over all.
+SHARD_GRAD_OP is `reshard_after_forward=False`. HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard within a node and replicate
+across nodes: a 2-D mesh with named dims. NO_SHARD is a mesh that shards over one rank and replicates over all.
 
 Before::
 
@@ -22,10 +22,10 @@ After::
 
 In numbers: equal.
 
-Known limits: a strategy that is chosen at run time between FULL_SHARD and SHARD_GRAD_OP stays a run-time choice; one that
-may also be hybrid or NO_SHARD is left with a TODO. With SHARD_GRAD_OP FSDP1 also kept parameters gathered after a backward under
-no_sync; `set_reshard_after_backward` would do so (performance only).
-Default groups read in torch 2.13 torch/distributed/fsdp/_init_utils.py (_init_intra_and_inter_node_groups).
+Known limits: a strategy that is chosen at run time between FULL_SHARD and SHARD_GRAD_OP stays a run-time choice; one
+that may also be hybrid or NO_SHARD is left with a TODO. With SHARD_GRAD_OP FSDP1 also kept parameters gathered after
+a backward under no_sync; `set_reshard_after_backward` would do so (performance only). Default groups read in torch
+2.13 torch/distributed/fsdp/_init_utils.py (_init_intra_and_inter_node_groups).
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 def _strategies(draft: Draft, value: Value) -> set[str] | None:
     """Names of the strategies that the value may be; None when it may be something unknown."""
     origins = draft.flow.origins(value.module, value.node)
+    scope = value.module.scope(value.node)
+    base = value.node.value if isinstance(value.node, cst.Attribute) else None
+    if not origins and scope is not None and isinstance(base, cst.Name) and not scope[base.value]:
+        # The name is bound nowhere: an import that was forgotten, in an example as a rule.
+        return {value.node.attr.value} if base.value == "ShardingStrategy" else None  # type: ignore[attr-defined]
     names = {o.name.removeprefix(STRATEGY) for o in origins if o.kind == NAME and o.name.startswith(STRATEGY)}
     return names if names and len(names) == len({o.name for o in origins}) and not _is_field(draft, value) else None
 

@@ -1,7 +1,8 @@
 """summon_full_params becomes a context manager that puts whole parameters in the place of the sharded ones.
 
-What: `FSDP.summon_full_params(model, ...)` becomes `full_params(model, ...)`, a function written into the file. Where the body calls the
-model itself (`model.generate(...)`, `model(...)`), the context goes: calling a sharded model gathers what it needs.
+What: `FSDP.summon_full_params(model, ...)` becomes `full_params(model, ...)`, a function written into the file. Where
+the body calls the model itself (`model.generate(...)`, `model(...)`), the context goes: calling a sharded model
+gathers what it needs.
 
 Why: FSDP2 has no such context; `model.unshard()` follows param_dtype, is not recursive and writes nothing back.
 
@@ -17,8 +18,8 @@ After::
 
 In numbers: equal.
 
-Known limits: `rank0_only` and `offload_to_cpu` saved memory and have no counterpart here: whole parameters are on all ranks, on the device.
-The optimizer must not step inside. For a state dict use get_model_state_dict.
+Known limits: `rank0_only` and `offload_to_cpu` saved memory and have no counterpart here: whole parameters are on all
+ranks, on the device. The optimizer must not step inside. For a state dict use get_model_state_dict.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def _runs_model(draft: Draft, statement: cst.With, model: cst.BaseExpression) ->
         func = call.func
         if any(id(wrap) in wanted for wrap in draft.wraps_of(func)):
             return True
-        if isinstance(func, cst.Attribute) and func.attr.value in ("generate", "forward", "sample", "predict"):
-            if any(id(wrap) in wanted for wrap in draft.wraps_of(func.value)):
-                return True
+        runs = isinstance(func, cst.Attribute) and func.attr.value in ("generate", "forward", "sample", "predict")
+        if runs and any(id(wrap) in wanted for wrap in draft.wraps_of(func.value)):  # type: ignore[attr-defined]
+            return True
     return False
 
 

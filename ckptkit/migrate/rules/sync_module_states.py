@@ -2,8 +2,8 @@
 
 What: the argument is replaced by a loop over parameters and buffers.
 
-Why: FSDP1 broadcast rank 0's weights while wrapping. `fully_shard` never does: each rank keeps its rows of its own weights, so
-ranks that were seeded differently, or of which only one loaded a checkpoint, train a patchwork.
+Why: FSDP1 broadcast rank 0's weights while wrapping. `fully_shard` never does: each rank keeps its rows of its own
+weights, so ranks that were seeded differently, or of which only one loaded a checkpoint, train a patchwork.
 
 Before::
 
@@ -18,8 +18,8 @@ After::
 
 In numbers: equal.
 
-Known limits: the whole model is moved to the device before it is sharded (FSDP1 did so unit by unit when there was a policy).
-With `param_init_fn` and meta parameters on all but rank 0 see the rule meta-device.
+Known limits: the whole model is moved to the device before it is sharded (FSDP1 did so unit by unit when there was a
+policy). With `param_init_fn` and meta parameters on all but rank 0 see the rule meta-device.
 """
 
 from __future__ import annotations

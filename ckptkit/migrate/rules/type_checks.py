@@ -1,6 +1,7 @@
 """isinstance(x, FSDP) and annotations become FSDPModule; FSDP.fsdp_modules becomes a loop over the modules.
 
-What: the class in the second argument of isinstance and issubclass, in annotations, in `type(x) is FSDP`, and as an item of tuples there.
+What: the class in the second argument of isinstance and issubclass, in annotations, in `type(x) is FSDP`, and as an
+item of tuples there.
 
 Why: after `fully_shard(model)` the class of the model derives from its old class and from FSDPModule.
 
@@ -16,8 +17,8 @@ After::
 
 In numbers: equal.
 
-Known limits: a module behind torch.compile is no FSDPModule, though it forwards the methods. `fsdp_modules(..., root_only=True)` and other
-uses of the class as a value are left over with a TODO.
+Known limits: a module behind torch.compile is no FSDPModule, though it forwards the methods. `fsdp_modules(...,
+root_only=True)` and other uses of the class as a value are left over with a TODO.
 """
 
 from __future__ import annotations

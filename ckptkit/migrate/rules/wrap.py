@@ -1,10 +1,10 @@
 """FSDP(model, ...) becomes fully_shard(model, ...), in place.
 
-What: every call of FullyShardedDataParallel, in whatever form: an assignment, an attribute, nested in another call, through
-`partial(FSDP, ...)`, with `**kwargs` from a known dict, as a branch of a conditional expression.
+What: every call of FullyShardedDataParallel, in whatever form: an assignment, an attribute, nested in another call,
+through `partial(FSDP, ...)`, with `**kwargs` from a known dict, as a branch of a conditional expression.
 
-Why: `fully_shard` shards the module that it is given and returns it; there is no wrapper object. Each submodule that FSDP1
-would have wrapped gets its own call, children before parents, the model itself last.
+Why: `fully_shard` shards the module that it is given and returns it; there is no wrapper object. Each submodule that
+FSDP1 would have wrapped gets its own call, children before parents, the model itself last.
 
 Before::
 
@@ -18,12 +18,12 @@ After::
     fully_shard(model)
     fsdp_model = model
 
-In numbers: equal. FSDP1 divides gradients before and after the reduction, FSDP2 averages: in fp32 the last bit can differ when
-the number of ranks is no power of two (at most 4.8e-7 of the loss on 3 ranks).
+In numbers: equal. FSDP1 divides gradients before and after the reduction, FSDP2 averages: in fp32 the last bit can
+differ when the number of ranks is no power of two (at most 4.8e-7 of the loss on 3 ranks).
 
-Known limits: `type(model) is Cls` is False after `fully_shard` (isinstance holds); `copy.deepcopy(model)` and `torch.save(model)`
-of the whole module fail; classes derived from FullyShardedDataParallel, and wraps whose callee or `**kwargs` are only known at
-run time, are left with a TODO.
+Known limits: `type(model) is Cls` is False after `fully_shard` (isinstance holds); `copy.deepcopy(model)` and
+`torch.save(model)` of the whole module fail; classes derived from FullyShardedDataParallel, and wraps whose callee or
+`**kwargs` are only known at run time, are left with a TODO.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     subject = wrap.subject
     if subject is None:
         return
-    made = {origin.name for origin in subject.module and draft.flow.origins(subject.module, subject.node)}
+    made = {origin.name for origin in draft.flow.origins(subject.module, subject.node)}
     if made and made <= {"torch.nn.ModuleList", "torch.nn.ModuleDict"}:
         wrap.plan.refuse("wrap", "fully_shard takes no ModuleList or ModuleDict: shard its members")
         return

@@ -1,11 +1,12 @@
 """auto_wrap_policy becomes a plain loop over the submodules, children before parents.
 
-What: ModuleWrapPolicy, transformer_auto_wrap_policy, lambda_auto_wrap_policy, _or_policy, always_wrap_policy, CustomPolicy with
-a literal function and size_based_auto_wrap_policy, as values, in `functools.partial`, or from another module of the run.
+What: ModuleWrapPolicy, transformer_auto_wrap_policy, lambda_auto_wrap_policy, _or_policy, always_wrap_policy,
+CustomPolicy with a literal function and size_based_auto_wrap_policy, as values, in `functools.partial`, or from
+another module of the run.
 
-Why: `fully_shard` has no policy; what is wrapped is a loop in the program. FSDP1 walks the tree in post-order and never asks
-the policy about the root, which it always wraps: `reversed(list(model.modules())[1:])` visits the same modules in an order
-that has children before parents.
+Why: `fully_shard` has no policy; what is wrapped is a loop in the program. FSDP1 walks the tree in post-order and
+never asks the policy about the root, which it always wraps: `reversed(list(model.modules())[1:])` visits the same
+modules in an order that has children before parents.
 
 Before::
 
@@ -19,18 +20,18 @@ After::
             fully_shard(module)
     fully_shard(model)
 
-A policy that counts parameters (size_based_auto_wrap_policy), that is the program's own function, or that is only known at run
-time becomes `shard_by_policy(model, policy)`: a function written into the file that walks the tree exactly as FSDP1 does.
-The policy objects themselves stay, they are plain callables; `size_based_auto_wrap_policy` and the others are still imported
-from torch.distributed.fsdp.wrap.
+A policy that counts parameters (size_based_auto_wrap_policy), that is the program's own function, or that is only
+known at run time becomes `shard_by_policy(model, policy)`: a function written into the file that walks the tree
+exactly as FSDP1 does. The policy objects themselves stay, they are plain callables; `size_based_auto_wrap_policy` and
+the others are still imported from torch.distributed.fsdp.wrap.
 
 In numbers: equal; the groups are the same modules.
 
-Known limits: `size_based_auto_wrap_policy(min_num_params=...)` called directly is an error in the original program (it is a
-policy, not a policy factory); it is read as `functools.partial(size_based_auto_wrap_policy, min_num_params=...)`. always_wrap_policy
-also wrapped ModuleLists and ModuleDicts, which fully_shard refuses and which hold no parameters of their own: they are left out.
-A CustomPolicy whose function returns dicts of overrides is left with a TODO.
-Traversal read in torch 2.13 torch/distributed/fsdp/wrap.py (_recursive_wrap, _construct_wrap_fn).
+Known limits: `size_based_auto_wrap_policy(min_num_params=...)` called directly is an error in the original program
+(it is a policy, not a policy factory); it is read as `functools.partial(size_based_auto_wrap_policy,
+min_num_params=...)`. always_wrap_policy also wrapped ModuleLists and ModuleDicts, which fully_shard refuses and which
+hold no parameters of their own: they are left out. A CustomPolicy whose function returns dicts of overrides is left
+with a TODO. Traversal read in torch 2.13 torch/distributed/fsdp/wrap.py (_recursive_wrap, _construct_wrap_fn).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """model.module goes: after fully_shard the model is the module itself.
 
-What: `.module` and `._fsdp_wrapped_module` on a sharded model become the model; `x.module if hasattr(x, "module") else x` becomes `x`.
+What: `.module` and `._fsdp_wrapped_module` on a sharded model become the model; `x.module if hasattr(x, "module")
+else x` becomes `x`.
 
 Before::
 
@@ -12,7 +13,8 @@ After::
 
 In numbers: equal.
 
-Known limits: a model that may also be wrapped by something that stays (a wrap that was left with a TODO) keeps its `.module`.
+Known limits: a model that may also be wrapped by something that stays (a wrap that was left with a TODO) keeps its
+`.module`.
 """
 
 from __future__ import annotations
