@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,17 @@ def local_batch(workload: Workload, step: int, *, part: int, parts: int, device:
         )
     size = rows // parts
     return tree_map_only(Tensor, lambda t: t[part * size : (part + 1) * size].to(device) if t.dim() else t, batch)
+
+
+def fingerprint(batch: Any) -> int:
+    """A number in [-2**63, 2**63): the sum of the hashes of the rows, so that the parts of a batch, however it is cut,
+    add up (modulo 2**64) to the same."""
+    tensors = [leaf.cpu().contiguous() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    total = 0
+    for row in zip(*tensors, strict=True):
+        data = b"".join(bytes(t.reshape(-1).view(torch.uint8).tolist()) for t in row)
+        total += int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def loss_of(model: Callable[..., Any], batch: Any) -> Tensor:

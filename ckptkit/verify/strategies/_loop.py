@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ..trace import StepRecord
-from ..workload import Workload, build_model, local_batch, loss_of
+from ..workload import Workload, build_model, fingerprint, local_batch, loss_of
 from . import FullState, Options, check_form
 from ._names import Names
 
@@ -57,13 +57,14 @@ class TorchRun:
 
     def step(self) -> StepRecord:
         world, rank, micros = dist.get_world_size(), dist.get_rank(), self.options.accumulate
-        total = 0.0
+        total, seen = 0.0, 0
         self.optimizer.zero_grad()
         for micro in range(micros):
             part = micro * world + rank
             batch = local_batch(
                 self.workload, self.done, part=part, parts=micros * world, device=torch_device(self.options)
             )
+            seen += fingerprint(batch)
             with self.way.sync(self.model, micro == micros - 1):
                 loss = loss_of(self.model, batch)
                 (loss / micros).backward()
@@ -74,9 +75,7 @@ class TorchRun:
         rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         self.optimizer.step()
         self.scheduler.step()
-        record = StepRecord(
-            step=self.done, loss=mean_over_ranks(total / micros), grad_norm=norm, lrs=rates, applied_norm=applied
-        )
+        record = StepRecord(self.done, mean_over_ranks(total / micros), norm, rates, applied, data_over_ranks(seen))
         self.done += 1
         return record
 
@@ -96,12 +95,15 @@ class TorchRun:
 def mean_over_ranks(value: float) -> float:
     """Collective. The mean in fp64 over the ranks, which have equal parts of the batch."""
     total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total, group=None if dist.get_backend() == "gloo" else _gloo())
+    dist.all_reduce(total)  # a CPU tensor: the pool's groups serve it by gloo on every device
     return float(total) / dist.get_world_size()
 
 
-def _gloo() -> Any:
-    return dist.group.WORLD  # "cpu:gloo,cuda:nccl" serves CPU tensors by gloo
+def data_over_ranks(seen: int) -> str:
+    """Collective. The fingerprint of the whole batch from those of the parts; int64 sums wrap, as they should."""
+    total = torch.tensor((seen + 2**63) % 2**64 - 2**63)
+    dist.all_reduce(total)
+    return f"{int(total) % 2**64:016x}"
 
 
 def torch_device(options: Options) -> str:

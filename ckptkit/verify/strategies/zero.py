@@ -14,10 +14,19 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ...errors import MissingPackageError
 from ..trace import StepRecord
-from ..workload import Workload, build_groups, build_optimizer, build_scheduler, local_batch, loss_of, rows_in
+from ..workload import (
+    Workload,
+    build_groups,
+    build_optimizer,
+    build_scheduler,
+    fingerprint,
+    local_batch,
+    loss_of,
+    rows_in,
+)
 from . import FullState, Options, _zero_files, check_form
 from ._gather import buffer_pieces, exchange, full_state
-from ._loop import mean_over_ranks, start_model, torch_device
+from ._loop import data_over_ranks, mean_over_ranks, start_model, torch_device
 from ._names import Names, names_of
 from ._zero_pieces import engine_pieces
 
@@ -37,7 +46,7 @@ class ZeroRun:
 
     def step(self) -> StepRecord:
         world, rank, micros = dist.get_world_size(), dist.get_rank(), self.options.accumulate
-        total, norm = 0.0, None
+        total, seen, norm = 0.0, 0, None
         rates = tuple(float(group["lr"]) for group in self.engine.optimizer.param_groups)
         for micro in range(micros):
             batch = local_batch(
@@ -47,6 +56,7 @@ class ZeroRun:
                 parts=micros * world,
                 device=torch_device(self.options),
             )
+            seen += fingerprint(batch)
             loss = loss_of(self.engine, batch)
             self.engine.backward(loss)
             total += float(loss.detach())
@@ -56,7 +66,7 @@ class ZeroRun:
             self.engine.step()
         if norm is None:
             norm = float(self.engine.get_global_grad_norm())
-        record = StepRecord(step=self.done, loss=mean_over_ranks(total / micros), grad_norm=norm, lrs=rates)
+        record = StepRecord(self.done, mean_over_ranks(total / micros), norm, rates, data=data_over_ranks(seen))
         self.done += 1
         return record
 
