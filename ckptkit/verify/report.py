@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from .trace import Trace, number_to_json
 
 Mode = Literal["strategies", "state", "code"]
 SCHEMA = 1
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class Finding:
     @property
     def label(self) -> str:
         return self.comparison.candidate.label
+
+    @property
+    def reason(self) -> str:
+        """Why a run is missing or failed, without terminal colours; empty where both ran."""
+        sides = (self.comparison.candidate, self.comparison.reference)
+        return ANSI.sub("", next((trace.reason for trace in sides if trace.status != "ran"), ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ def _finding_to_json(finding: Finding) -> dict[str, Any]:
         "world_size": c.candidate.world_size,
         "precision": c.candidate.precision,
         "verdict": c.verdict,
-        "reason": c.candidate.reason or c.reference.reason,
+        "reason": finding.reason,
         "bit_equal": c.bit_equal,
         "tolerance": c.tolerance.describe(),
         "steps": len(c.candidate.steps),

@@ -16,7 +16,7 @@ def _line(finding: Finding, report: Report) -> str:
         level, text = "error", f"{headline(finding)}\n{explanation(finding)}"
     else:
         level = "warning" if c.verdict == "not run" else "error"
-        text = f"{c.verdict}: {c.candidate.reason or c.reference.reason}"
+        text = f"{c.verdict}: {finding.reason}"
     return f"::{level} title={_property(title)}::{_data(text)}"
 
 

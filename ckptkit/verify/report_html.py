@@ -143,7 +143,7 @@ def _remark(finding: Finding) -> str:
     if c.verdict == "mismatch":
         since = f" from step {c.first.step} on" if c.first is not None else ""
         return (finding.diagnosis.cause if finding.diagnosis else "unknown") + since
-    return (c.candidate.reason or c.reference.reason).partition("\n")[0]
+    return finding.reason.partition("\n")[0]
 
 
 def _badge(c: Comparison) -> str:
@@ -161,7 +161,7 @@ def _diagnoses(report: Report) -> str:
             first = c.first_tensors[0].describe() if c.first_tensors else ""
             cards.setdefault(("mismatch", d.cause, d.says, d.evidence, d.remedy, first), []).append(label)
         elif c.verdict in ("failed", "not run"):
-            reason = c.candidate.reason or c.reference.reason
+            reason = finding.reason
             cards.setdefault((c.verdict, reason), []).append(label)
     return "".join(_card(key, labels) for key, labels in cards.items())
 

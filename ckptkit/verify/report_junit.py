@@ -34,7 +34,7 @@ def _case(suite: ET.Element, finding: Finding, report: Report) -> None:
     c = finding.comparison
     group = f".{finding.group}" if finding.group else ""
     case = ET.SubElement(suite, "testcase", {"classname": f"verify.{report.mode}{group}", "name": finding.label})
-    detail = c.candidate.reason or c.reference.reason
+    detail = finding.reason
     if c.verdict == "mismatch":
         cause = finding.diagnosis.cause if finding.diagnosis else "unknown"
         failure = ET.SubElement(case, "failure", {"type": cause, "message": _xml(headline(finding))})

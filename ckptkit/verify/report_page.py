@@ -70,6 +70,7 @@ footer{margin-top:36px;color:var(--soft);font-size:13px}
 """
 
 SCRIPT = """
+(()=>{
 const data=JSON.parse(document.getElementById('data').textContent);
 const tip=document.getElementById('tip');
 const digits=v=>v===0?'0':Math.abs(v)<1e-3?v.toExponential(1):v.toPrecision(8);
@@ -108,4 +109,5 @@ for(const entry of document.querySelectorAll('tr[data-key]')){
   entry.addEventListener('mouseenter',()=>mark(true));
   entry.addEventListener('mouseleave',()=>mark(false));
 }
+})();
 """

@@ -41,21 +41,18 @@ def _table(group: str, findings: Sequence[Finding]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=group or None, title_justify="left", pad_edge=False)
     table.add_column("run", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for heading in ("ranks", "steps", "last loss", "loss diff", "norm diff"):
+    for heading in ("steps", "last loss", "loss diff", "norm diff"):
         table.add_column(heading, justify="right", no_wrap=True)
     references = {id(f.comparison.reference): f.comparison.reference for f in findings}
     if len(references) == 1:
         reference = next(iter(references.values()))
-        table.add_row(
-            Text(reference.label, style="dim"), Text("reference", style="dim"), str(reference.world_size or "-"),
-            str(len(reference.steps)), _last(reference.losses), "", "",
-        )  # fmt: skip
+        name, word = Text(reference.label, style="dim"), Text("reference", style="dim")
+        table.add_row(name, word, str(len(reference.steps)), _last(reference.losses), "", "")
     for finding in findings:
         c = finding.comparison
         table.add_row(
             c.candidate.label,
             Text(WORDS[c.verdict] + (", bitwise" if c.bit_equal and c.verdict == "equal" else ""), STYLES[c.verdict]),
-            str(c.candidate.world_size or "-"),
             str(len(c.candidate.steps)),
             _last(c.candidate.losses),
             difference(c.largest_loss_difference),
@@ -97,8 +94,8 @@ def _plot(findings: Sequence[Finding]) -> RenderableType | None:
 def _panel(finding: Finding) -> Panel:
     c, diagnosis = finding.comparison, finding.diagnosis
     lines: list[RenderableType] = []
-    if c.candidate.status != "ran" or c.reference.status != "ran":
-        lines.append(Text(c.candidate.reason if c.candidate.status != "ran" else c.reference.reason))
+    if finding.reason:
+        lines.append(Text(finding.reason))
     if c.first is not None:
         first = c.first
         bound = first.allowed / abs(first.reference) if first.reference else 0.0

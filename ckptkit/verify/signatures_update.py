@@ -8,6 +8,8 @@ from .cause import Diagnosis, listed, numbers
 from .compare import Comparison, relative
 from .updates import common_ratio, first_gradient_is_right, updates
 
+# What changes an update; "foreach" or "fused" only changes how it is computed.
+OPTIONS = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "amsgrad", "maximize")
 SCALE_REMEDY = (
     "compare who divides by the world size and by the number of accumulated micro-batches: engine.backward divides "
     "by gradient_accumulation_steps, loss.backward does not; DDP and FSDP average over ranks, an all-reduce sums"
@@ -213,7 +215,9 @@ def _other_options(c: Comparison) -> list[tuple[str, str]]:
         (name, key)
         for name, group in c.reference.groups.items()
         for key, value in group.items()
-        if key in c.candidate.groups.get(name, {}) and not _same_option(value, c.candidate.groups[name][key])
+        if key in OPTIONS
+        and key in c.candidate.groups.get(name, {})
+        and not _same_option(value, c.candidate.groups[name][key])
     ]
 
 

@@ -1,0 +1,111 @@
+"""Strategies form: the same training under every strategy, precision and optimizer, on one pool of processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import UsageError
+from .pool import Pool
+from .report import Finding, Report, judge, versions
+from .runner import run_strategies
+from .script import resolve_device
+from .strategies import all_strategies
+from .tolerance import tolerance_for
+from .workload import Workload
+
+# SGD with clipping is in the default run because Adam divides the scale of the gradient out: a wrong divisor or a
+# missing clip does not show under it.
+DEFAULT_OPTIMIZERS = (("adamw", None), ("sgd", 0.5))
+DEFAULT_PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOptions:
+    """What to train under what. Empty tuples and None stand for the defaults: all strategies, both precisions, AdamW
+    without and SGD with clipping, two ranks on CPU or one per GPU. `clip` 0 is no clipping."""
+
+    strategies: tuple[str, ...] = ()
+    model: str | None = None
+    batch: str | None = None
+    world_size: int | None = None
+    steps: int = 10
+    device: str = "auto"
+    precisions: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    clip: float | None = None
+    accumulate: int = 1
+    seed: int = 0
+    tolerance: float | None = None
+
+
+def verify_strategies(options: MatrixOptions) -> Report:
+    """Trains every combination and holds it against a single process.
+
+    Raises UsageError for an unknown strategy, for a model without its batches, and for a batch that cannot be split.
+    """
+    began = time.monotonic()
+    device = resolve_device(options.device)
+    ranks = options.world_size or default_ranks(device)
+    workload = workload_of(options.model, options.batch)
+    names = options.strategies or tuple(name for name in all_strategies() if name != "single")
+    findings: list[Finding] = []
+    environment: dict[str, str] = {}
+    with Pool(ranks, device=device) as pool:
+        for precision, optimizer, clip in _combinations(options):
+            group = f"{precision} · {optimizer}" + (f", clip {clip:g}" if clip else "")
+            reference, *candidates = run_strategies(
+                workload, names, world_size=ranks, steps=options.steps, precision=precision, optimizer=optimizer,
+                clip=clip, accumulate=options.accumulate, device=device, seed=options.seed, pool=pool,
+            )  # fmt: skip
+            environment.update(reference.environment)
+            bounds = tolerance_for(precision, options.tolerance)
+            reference = replace(reference, label="single process")
+            named = (replace(candidate, label=candidate.strategy) for candidate in candidates)
+            findings += [judge(reference, candidate, bounds, group) for candidate in named]
+    facts = {
+        **environment, **versions(), "device": device, "world size": str(ranks), "steps": str(options.steps),
+        "accumulate": str(options.accumulate), "seed": str(options.seed),
+    }  # fmt: skip
+    title = f"{options.model or 'the default model'} under {len(names)} strategies"
+    return Report("strategies", title, tuple(findings), facts, device_notes(device, ranks), time.monotonic() - began)
+
+
+def workload_of(model: str | None, batch: str | None) -> Workload:
+    """The user's model and batches, or the default workload. Raises UsageError for one without the other."""
+    if (model is None) != (batch is None):
+        raise UsageError(
+            "--model and --batch go together",
+            why="batches of the default model do not fit another one",
+            hint="--model pkg.mod:factory --batch pkg.mod:function",
+        )
+    return Workload() if model is None or batch is None else Workload(model=model, batch=batch)
+
+
+def default_ranks(device: str) -> int:
+    """As many ranks as there are GPUs; two on CPU."""
+    if device != "cuda":
+        return 2
+    import torch
+
+    return max(torch.cuda.device_count(), 1)
+
+
+def device_notes(device: str, ranks: int) -> tuple[str, ...]:
+    """What a run of this size can and cannot show."""
+    if ranks > 1:
+        return ()
+    where = "one GPU" if device == "cuda" else "one rank"
+    return (
+        f"{where}: this shows that every strategy computes the right numbers on this device; it cannot show that ranks "
+        "agree (broadcast, gradient averaging, uneven shards), for which two are needed (--device cpu --world-size 2)",
+    )
+
+
+def _combinations(options: MatrixOptions) -> Iterator[tuple[str, str, float | None]]:
+    clips = dict(DEFAULT_OPTIMIZERS)
+    for precision in options.precisions or DEFAULT_PRECISIONS:
+        for optimizer in options.optimizers or tuple(clips):
+            clip = clips[optimizer] if options.clip is None else options.clip
+            yield precision, optimizer, clip or None
