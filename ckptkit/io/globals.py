@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,27 +23,16 @@ from .standin import Standin, standin_class
 _ATTACK_MODULES = frozenset(
     "os posix nt subprocess sys importlib runpy shutil socket ctypes pty code codeop timeit pickle _pickle cPickle "
     "dill cloudpickle marshal webbrowser asyncio multiprocessing threading _thread signal pdb bdb trace cProfile "
-    "profile platform tempfile imp zipimport commands popen2 builtins __builtin__ operator _operator types inspect gc "
+    "profile platform tempfile imp zipimport commands popen2 operator _operator types inspect gc "
     "linecache pip pkgutil smtplib urllib http ftplib telnetlib xmlrpc sqlite3 site".split()
 )
-_BUILTINS: dict[str, Any] = {
-    "set": set,
-    "frozenset": frozenset,
-    "list": list,
-    "dict": dict,
-    "tuple": tuple,
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "bool": bool,
-    "str": str,
-    "bytes": bytes,
-    "bytearray": bytearray,
-    "slice": slice,
-    "range": range,
-}
+_ATTACK_BUILTINS = frozenset(
+    "eval exec compile execfile open file input raw_input __import__ reload breakpoint apply map filter reduce "
+    "setattr delattr globals locals vars dir exit quit help print iter next super classmethod staticmethod "
+    "property __build_class__".split()
+)
 # Classes of the modules above that hold data only: they become stand-ins instead of errors.
-_HARMLESS = frozenset({("types", "SimpleNamespace"), ("builtins", "object"), ("__builtin__", "object")})
+_HARMLESS = frozenset({("types", "SimpleNamespace"), ("signal", "Signals"), ("http", "HTTPStatus")})
 _ATTACK_NAMES = frozenset(
     {
         ("torch", "load"), ("torch.hub", "load"), ("torch.jit", "load"), ("torch.serialization", "load"),
@@ -55,6 +44,24 @@ _ATTACK_NAMES = frozenset(
 )  # fmt: skip
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def _sealed(cls: _Class) -> _Class:
+    """Keep a pickle's BUILD opcode from changing an object: frozen slotted dataclasses have a `__setstate__` that does.
+
+    Without it a crafted file could turn every later file's float storages into integer ones, or point one of its own
+    storages at another file of this machine.
+    """
+
+    def refuse(self: object, state: object) -> None:
+        raise AttributeError(f"a {cls.__name__} cannot be changed")
+
+    cls.__setstate__ = refuse  # type: ignore[attr-defined]
+    return cls
+
+
+@_sealed
 @dataclass(frozen=True, slots=True)
 class StorageType:
     """The type of a storage in a persistent id; `dtype` is None for an untyped one."""
@@ -62,6 +69,14 @@ class StorageType:
     dtype: str | None
 
 
+def dtype_of(kind: object) -> str | None:
+    """The element type of a storage in a persistent id; None for an untyped one."""
+    if isinstance(kind, StorageType):
+        return kind.dtype
+    raise ValueError(f"a storage of the unknown type {kind!r}")
+
+
+@_sealed
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A storage of a torch file: its key, element type, length, and where its bytes are (`path`, `offset`)."""
@@ -73,6 +88,7 @@ class Storage:
     offset: int
 
 
+@_sealed
 @dataclass(frozen=True, slots=True)
 class TensorStub:
     """A tensor as a pickle describes it: a storage, an offset and strides in elements. No bytes are read."""
@@ -85,7 +101,7 @@ class TensorStub:
     requires_grad: bool = False
 
 
-class _Function:
+class Function:
     """A function that a pickle may call. Slots and `__setstate__` keep a pickle from changing it."""
 
     __slots__ = ("_call",)
@@ -142,7 +158,7 @@ def _no_storage(name: str) -> Callable[..., Opaque]:
     return lambda *args, **kwargs: Opaque(name)
 
 
-class _NumpyDtype:
+class NumpyDtype:
     """A NumPy dtype by its description; only plain numbers and booleans are understood."""
 
     __slots__ = ("dtype",)
@@ -177,7 +193,7 @@ def _numpy_from_buffer(buffer: Any, kind: Any, shape: Any, order: Any) -> NumpyA
     return array
 
 
-def _numpy_scalar(kind: _NumpyDtype, data: Any = b"") -> Any:
+def _numpy_scalar(kind: NumpyDtype, data: Any = b"") -> Any:
     if kind.dtype is None:
         return Opaque("numpy scalar of an object dtype")
     data = data.encode("latin1") if isinstance(data, str) else data
@@ -186,6 +202,35 @@ def _numpy_scalar(kind: _NumpyDtype, data: Any = b"") -> Any:
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode(encoding if encoding in ("latin1", "utf-8", "ascii") else "latin1")
+
+
+def _container(kind: Callable[..., Any]) -> Function:
+    """A container made of what the pickle holds already: a length or a range would make a bomb of a few bytes."""
+
+    def make(items: Any = (), *rest: Any) -> Any:
+        if rest or not isinstance(items, list | tuple | set | frozenset | dict):
+            raise ValueError(f"a {kind.__name__} of a {type(items).__name__}")
+        return kind(items)
+
+    return Function(make)
+
+
+def _bytes(kind: Callable[..., Any]) -> Function:
+    """Python 2's protocols write bytes as text with an encoding. A number would ask for that many zeros."""
+
+    def make(data: Any = b"", encoding: str = "latin1", *_: Any) -> Any:
+        if not isinstance(data, str | bytes | bytearray | list):
+            raise ValueError(f"bytes of a {type(data).__name__}")
+        return kind(_encode(data, encoding) if isinstance(data, str) else data)
+
+    return Function(make)
+
+
+def _builtins() -> dict[str, Any]:
+    made: dict[str, Any] = {kind.__name__: _container(kind) for kind in (set, frozenset, list, dict, tuple)}
+    made |= {kind.__name__: _bytes(kind) for kind in (bytes, bytearray)}
+    plain: tuple[type, ...] = (int, float, complex, bool, str, slice, range)
+    return {**made, **{kind.__name__: Function(kind) for kind in plain}}
 
 
 def _default_dict(factory: Any = None, *items: Any) -> dict[Any, Any]:
@@ -210,31 +255,31 @@ def _functions() -> dict[tuple[str, str], Any]:
         "_rebuild_qtensor": _no_storage("quantized tensor"),
         "_rebuild_meta_tensor_no_storage": _no_storage("tensor on the meta device"),
     }
-    table: dict[tuple[str, str], Any] = {("torch._utils", name): _Function(call) for name, call in rebuild.items()}
+    table: dict[tuple[str, str], Any] = {("torch._utils", name): Function(call) for name, call in rebuild.items()}
     table |= {
-        ("torch._tensor", "_rebuild_from_type_v2"): _Function(_rebuild_from_type_v2),
-        ("torch", "Size"): _Function(lambda sizes=(): tuple(sizes)),
-        ("torch", "device"): _Function(lambda *parts: ":".join(map(str, parts))),
-        ("torch.serialization", "_get_layout"): _Function(lambda name: Opaque(str(name))),
+        ("torch._tensor", "_rebuild_from_type_v2"): Function(_rebuild_from_type_v2),
+        ("torch", "Size"): Function(lambda sizes=(): tuple(sizes)),
+        ("torch", "device"): Function(lambda *parts: ":".join(map(str, parts))),
+        ("torch.serialization", "_get_layout"): Function(lambda name: Opaque(str(name))),
         ("collections", "OrderedDict"): collections.OrderedDict,
-        ("collections", "defaultdict"): _Function(_default_dict),
-        ("collections", "Counter"): _Function(lambda items=(): dict(items)),
-        ("collections", "deque"): _Function(lambda items=(), size=None: list(items)),
-        ("_codecs", "encode"): _Function(_encode),
-        ("numpy", "dtype"): _Function(_NumpyDtype),
-        ("numpy", "ndarray"): "ndarray",
+        ("collections", "defaultdict"): Function(_default_dict),
+        ("collections", "Counter"): Function(lambda items=(): dict(items)),
+        ("collections", "deque"): Function(lambda items=(), size=None: list(items)),
+        ("_codecs", "encode"): Function(_encode),
+        ("numpy", "dtype"): Function(NumpyDtype),
+        ("numpy", "ndarray"): standin_class("numpy", "ndarray"),
     }
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        table[module, "_reconstruct"] = _Function(NumpyArray)
-        table[module, "scalar"] = _Function(_numpy_scalar)
+        table[module, "_reconstruct"] = Function(NumpyArray)
+        table[module, "scalar"] = Function(_numpy_scalar)
     for module in ("numpy.core.numeric", "numpy._core.numeric"):
-        table[module, "_frombuffer"] = _Function(_numpy_from_buffer)
+        table[module, "_frombuffer"] = Function(_numpy_from_buffer)
     for module in ("builtins", "__builtin__"):
-        table |= {(module, name): value for name, value in _BUILTINS.items()}
-        table[module, "getattr"] = _Function(_named_member)
+        table |= {(module, name): value for name, value in _builtins().items()}
+        table[module, "getattr"] = Function(_named_member)
     for module in ("pathlib", "pathlib._local"):
         for name in ("PosixPath", "WindowsPath", "PurePosixPath", "Path"):
-            table[module, name] = _Function(lambda *parts: "/".join(map(str, parts)))
+            table[module, name] = Function(lambda *parts: "/".join(map(str, parts)))
     table |= {("torch", name): getattr(torch, name) for name in ITEMSIZE if hasattr(torch, name)}
     table |= _storage_types()
     return table
@@ -268,4 +313,6 @@ def is_attack(module: str, name: str) -> bool:
     """Whether a global could only be in a checkpoint in order to run something."""
     if (module, name) in _HARMLESS:
         return False
+    if module in ("builtins", "__builtin__"):
+        return name.partition(".")[0] in _ATTACK_BUILTINS
     return module.partition(".")[0] in _ATTACK_MODULES or (module, name) in _ATTACK_NAMES

@@ -1,7 +1,6 @@
 """Torch files, zip or legacy: shapes, dtypes and byte positions of every tensor, without its bytes.
 
-Sources: torch/serialization.py `_save`, `_legacy_save`, `_load`, `_legacy_load`, and
-caffe2/serialize/inline_container.cc (2.13).
+Sources: torch/serialization.py `_save` and `_load`, and caffe2/serialize/inline_container.cc (2.13).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import io
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -18,13 +18,17 @@ from ..core.place import Constant
 from ..core.spec import Place, Tensor
 from ..core.tree import Tree
 from ..errors import SourceError
-from .globals import Storage, StorageType, TensorStub
+from .globals import Storage, TensorStub, dtype_of
+from .legacy_file import ENDIAN, ENDIAN_HINT, MAGIC, load_legacy
 from .places import FileExtent, Strided
 from .unpickle import as_tree, unpickle
 
 _ZIP_MAGIC = b"PK\x03\x04"
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_DESCRIPTORS = (0, 12, 16, 20, 24)  # bytes of a data descriptor, which may follow a record
+# What zipfile raises for damaged archives, as found by flipping their bits.
+_BAD_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OverflowError, EOFError, IndexError,
+            struct.error, zlib.error)  # fmt: skip
 
 
 class _Window(io.RawIOBase):
@@ -64,15 +68,12 @@ def is_torch_file(path: str | os.PathLike[str]) -> bool:
                 return any(
                     name.endswith("/data.pkl") or name == "data.pkl" for name in zipfile.ZipFile(file).namelist()
                 )
-    except (OSError, zipfile.BadZipFile):
+    except OSError:
+        return False
+    except _BAD_ZIP:
         # A zip whose directory is gone is a truncated torch file: reading it says so.
-        return os.path.isfile(path) and _starts_with(path, _ZIP_MAGIC)
-    return head[:1] == b"\x80" and head[2:13] == b"\x8a\x0a" + _LEGACY_MAGIC.to_bytes(10, "little")[:9]
-
-
-def _starts_with(path: str | os.PathLike[str], magic: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic
+        return True
+    return head[:1] == b"\x80" and head[2:13] == b"\x8a\x0a" + MAGIC.to_bytes(10, "little")[:9]
 
 
 def load_raw(path: str | os.PathLike[str], start: int = 0, size: int | None = None) -> Any:
@@ -118,125 +119,81 @@ def load_tree_of_bytes(data: bytes, name: str) -> Tree:
 def _load(window: io.BufferedReader[_Window], name: str, start: int) -> Any:
     if window.peek(4)[:4] == _ZIP_MAGIC:
         return _load_zip(window, name, start)
-    return _load_legacy(window, name, start)
+    return load_legacy(window, name, start)
 
 
 def _load_zip(file: io.BufferedReader[_Window], name: str, start: int) -> Any:
     try:
         archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
+        records = _records(archive, name)
+        pickle = archive.read(records["data.pkl"])
+        byteorder = archive.read(records["byteorder"]) if "byteorder" in records else b"little"
+        offsets = _data_offsets(file, archive, name)
+    except _BAD_ZIP as error:
         raise SourceError(
-            f"{name} is a damaged torch file", why=str(error), hint="it is truncated; copy the checkpoint again"
+            f"{name} is a damaged torch file",
+            why=str(error) or type(error).__name__,
+            hint="it is truncated or was changed; copy the checkpoint again",
         ) from error
-    records = {info.filename.partition("/")[2] or info.filename: info for info in archive.infolist()}
+    if byteorder != b"little":
+        raise SourceError(f"{name} was written on a big-endian machine", why=ENDIAN, hint=ENDIAN_HINT)
+
+    def storage(pid: Any) -> Storage:
+        _, kind, key, _, numel = pid
+        info = records.get(f"data/{key}")
+        if info is None or info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"it has no stored record data/{key}")
+        dtype = dtype_of(kind)
+        if not 0 <= int(numel) * (ITEMSIZE[dtype] if dtype else 1) <= info.file_size:
+            raise ValueError(f"record data/{key} holds {info.file_size} bytes, less than its {numel} elements")
+        return Storage(str(key), dtype, info.file_size, name, start + offsets[info.header_offset])
+
+    return unpickle(pickle, name, persistent_load=storage)
+
+
+def _records(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
+    """The records of a torch archive by their names below its root."""
+    records: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        record = info.filename.partition("/")[2] or info.filename
+        if record in records:
+            raise zipfile.BadZipFile(f"it has two records {record}")
+        records[record] = info
     if "data.pkl" not in records:
-        raise SourceError(f"{name} is a zip but no torch file", why="it has no data.pkl", hint="name another file")
+        raise SourceError(
+            f"{name} is a zip but no torch file", why="it has no data.pkl", hint="name another file, or unpack it"
+        )
     if "constants.pkl" in records:
         raise SourceError(
             f"{name} is a TorchScript archive",
             why="it holds a program, not a state dict",
             hint="load it with torch.jit.load and save its state_dict()",
         )
-    if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-        raise SourceError(f"{name} was written on a big-endian machine", hint="save it again on a little-endian one")
-
-    def storage(pid: Any) -> Storage:
-        _, kind, key, _, numel = pid
-        info = records.get(f"data/{key}")
-        if info is None or info.compress_type != zipfile.ZIP_STORED:
-            raise SourceError(f"{name} has no stored record data/{key}", hint="it is damaged; copy it again")
-        dtype = _dtype_of(kind)
-        nbytes = info.file_size
-        if int(numel) * (ITEMSIZE[dtype] if dtype else 1) > nbytes:
-            raise SourceError(f"{name}: record data/{key} holds {nbytes} bytes, less than its {numel} elements")
-        return Storage(str(key), dtype, nbytes, name, start + _data_offset(file, info.header_offset))
-
-    return unpickle(archive.read(records["data.pkl"]), name, persistent_load=storage)
+    if records["data.pkl"].compress_type != zipfile.ZIP_STORED:
+        raise zipfile.BadZipFile("its data.pkl is compressed, which torch.save never does")
+    return records
 
 
-def _data_offset(file: BinaryIO, header: int) -> int:
-    file.seek(header)
-    fields = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return header + _LOCAL_HEADER.size + fields[9] + fields[10]
+def _data_offsets(file: BinaryIO, archive: zipfile.ZipFile, name: str) -> dict[int, int]:
+    """Where each record's bytes begin, by where its header begins.
 
-
-def _dtype_of(kind: object) -> str | None:
-    if isinstance(kind, StorageType):
-        return kind.dtype
-    raise ValueError(f"a storage of the unknown type {kind!r}")
-
-
-def _load_legacy(file: io.BufferedReader[_Window], name: str, start: int) -> Any:
-    """magic, protocol, system info, object and storage keys as five pickles, then every storage: count, bytes."""
-    foreign = SourceError(
-        f"{name} is no torch file", why="it starts with neither a zip header nor torch's magic number",
-        hint="name another file, or --from another format",
-    )  # fmt: skip
-    if file.peek(1)[:1] != b"\x80" or unpickle(file, name) != _LEGACY_MAGIC:
-        raise foreign
-    unpickle(file, name)
-    info = unpickle(file, name)
-    if isinstance(info, dict) and not info.get("little_endian", True):
-        raise SourceError(f"{name} was written on a big-endian machine", hint="save it again on a little-endian one")
-    kinds: dict[str, tuple[str | None, int]] = {}
-    offsets: dict[str, int] = {}
-
-    def storage(pid: Any) -> Storage:
-        if pid[0] != "storage":
-            raise ValueError(f"a reference to {pid[0]!r}")
-        _, kind, key, _, numel, view = (*pid, None)[:6]
-        if view is not None:
-            raise ValueError("a view of a storage, which torch has not written since 0.4")
-        kinds[str(key)] = (_dtype_of(kind), int(numel))
-        # Where it lies is known only once all keys are read: filled in below.
-        return Storage(str(key), _dtype_of(kind), int(numel) * (ITEMSIZE[_dtype_of(kind) or "uint8"]), name, -1)
-
-    value = unpickle(file, name, persistent_load=storage)
-    at, end = None, None
-    for key in unpickle(file, name):
-        at = file.tell() if at is None else at
-        file.seek(at)
-        head = file.read(8)
-        dtype, numel = kinds.get(str(key), ("uint8", 0))
-        if len(head) < 8 or struct.unpack("<q", head)[0] != numel:
-            raise SourceError(f"{name}: storage {key} is missing or has another length", hint="copy the file again")
-        offsets[str(key)] = start + at + 8
-        at += 8 + numel * ITEMSIZE[dtype or "uint8"]
-        end = at
-    file.seek(0, os.SEEK_END)
-    if end is not None and end > file.tell():
-        raise SourceError(f"{name} ends early", why=f"{end - file.tell()} bytes are missing", hint="copy it again")
-    return _placed(value, offsets)
-
-
-def _placed(value: Any, offsets: dict[str, int]) -> Any:
-    """Legacy storages get their positions after the object was read."""
-
-    def place(stub: TensorStub) -> TensorStub:
-        old = stub.storage
-        storage = Storage(old.key, old.dtype, old.nbytes, old.path, offsets[old.key])
-        return TensorStub(storage, stub.dtype, stub.offset, stub.shape, stub.stride, stub.requires_grad)
-
-    return replace_stubs(value, place)
-
-
-def replace_stubs(value: Any, replace: Callable[[TensorStub], Any]) -> Any:
-    """The same raw value with every `TensorStub` replaced, in containers and inside stand-ins."""
-    from .standin import Standin
-
-    if isinstance(value, TensorStub):
-        return replace(value)
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = replace_stubs(value[key], replace)
-    elif isinstance(value, list):
-        value[:] = [replace_stubs(child, replace) for child in value]
-    elif isinstance(value, tuple):
-        return tuple(replace_stubs(child, replace) for child in value)
-    elif isinstance(value, Standin):
-        for field in ("args", "state", "items", "elements"):
-            value.__dict__[field] = replace_stubs(value.__dict__[field], replace)
-    return value
+    A record's local header gives the length of what stands before its data; a wrong one would shift every value. So
+    each record must carry its own name and end where the next one begins, as in every archive that was written once.
+    """
+    infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
+    offsets: dict[int, int] = {}
+    for info, end in zip(infos, ends, strict=True):
+        file.seek(info.header_offset)
+        fields = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        named = file.read(fields[9])
+        begin = info.header_offset + _LOCAL_HEADER.size + fields[9] + fields[10]
+        if fields[0] != _ZIP_MAGIC or named not in (info.orig_filename.encode(), info.orig_filename.encode("cp437")):
+            raise zipfile.BadZipFile(f"the header of its record {info.filename} is another record's")
+        if end - begin - info.compress_size not in _DESCRIPTORS:
+            raise zipfile.BadZipFile(f"its record {info.filename} does not end where the next one begins")
+        offsets[info.header_offset] = begin
+    return offsets
 
 
 def _in_file(stub: TensorStub, offset: int) -> Place:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, BinaryIO
+
+import torch
 
 from ..core.tree import Opaque, Tree
 from ..errors import SourceError, UnsafePickleError
-from .globals import NumpyArray, TensorStub, is_attack, known
+from .globals import Function, NumpyArray, NumpyDtype, Storage, StorageType, TensorStub, is_attack, known
 from .standin import Standin, standin_class
 
-_BROKEN = (pickle.UnpicklingError, EOFError, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError)
+_DEEPEST = 100  # levels of containers; what reads and writes trees is recursive
+_SHARED = 10_000_000  # values that shared containers may add when each place gets its own copy
 
 
 class _Restricted(pickle.Unpickler):
@@ -48,33 +51,122 @@ def unpickle(data: bytes | BinaryIO, source: str, *, persistent_load: Callable[[
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
-        return _Restricted(file, source, persistent_load).load()
-    except (SourceError, RecursionError):
+        value = _Restricted(file, source, persistent_load).load()
+    except SourceError:
         raise
-    except _BROKEN as error:
+    except Exception as error:
+        # Whatever a damaged or crafted stream makes the pickle machine say (it has no error class of its own).
         raise SourceError(
             f"{source} cannot be read as a pickle",
             why=f"{type(error).__name__}: {error}",
             hint="the file is damaged or is no torch file; copy it again from where it was written",
         ) from error
+    _check_nesting(value, source)
+    return value
+
+
+def _inner(value: Any) -> list[Any] | None:
+    """What a container holds, None for a leaf. A stand-in's state is never looked into."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, Standin):
+        return [*value.items.values(), *value.elements]
+    return None
+
+
+def _check_nesting(root: Any, source: str) -> None:
+    """Refuse trees that no recursion could walk: too deep, holding themselves, or doubling at every level.
+
+    Every container is entered once, without recursion, and knows its height and its size as a tree.
+    """
+    known: dict[int, tuple[int, int]] = {}
+    open_ids: set[int] = set()
+    total = 0
+    stack: list[tuple[Any, list[Any] | None]] = [(root, None)]
+    while stack:
+        value, children = stack.pop()
+        if children is None:
+            children = _inner(value)
+            if children is None or id(value) in known:
+                continue
+            if id(value) in open_ids:
+                raise _tangled(source, "a container holds itself")
+            open_ids.add(id(value))
+            total += 1 + len(children)
+            children = [child for child in children if _inner(child) is not None]
+            stack.append((value, children))
+            stack += [(child, None) for child in children]
+            continue
+        inner = [known[id(child)] for child in children]
+        size = len(_inner(value) or ()) + 1 + sum(size for _, size in inner)
+        known[id(value)] = (1 + max((height for height, _ in inner), default=0), size)
+        open_ids.discard(id(value))
+        if known[id(value)][0] > _DEEPEST:
+            raise _tangled(source, f"containers are nested more than {_DEEPEST} deep")
+    if id(root) in known and known[id(root)][1] > 2 * total + _SHARED:
+        raise _tangled(source, "shared containers make a tree of more than ten million values")
+
+
+def _tangled(source: str, why: str) -> SourceError:
+    return SourceError(
+        f"{source} holds a structure that cannot be carried",
+        why=why,
+        hint="no checkpoint looks like this; if yours does, save the part that is needed by itself",
+    )
 
 
 def as_tree(value: Any, tensor: Callable[[TensorStub], Any]) -> Tree:
-    """Turn what `unpickle` built into a tree: stubs through `tensor`, dict subclasses into dicts, the rest Opaque."""
+    """Turn what `unpickle` built into a tree: stubs through `tensor`, dict subclasses into dicts, the rest Opaque.
+
+    A dict with keys that are no plain values (members of somebody's enum) is Opaque, and so is such a set.
+    """
     if isinstance(value, TensorStub):
         return tensor(value)
     if isinstance(value, NumpyArray):
         return value.value if value.value is not None else Opaque("numpy.ndarray of objects")
     if isinstance(value, Standin):
-        if value.items and not value.elements:
+        if value.items and not value.elements and all(map(_is_plain, value.items)):
             return {key: as_tree(child, tensor) for key, child in value.items.items()}
-        return Opaque(type(value).kind)
-    if isinstance(value, Mapping):
-        return {key: as_tree(child, tensor) for key, child in value.items()}
+        return Opaque(_kind(value))
+    if isinstance(value, dict):
+        # Not value.items(): a pickle can put attributes on an OrderedDict.
+        strange = next((key for key in value if not _is_plain(key)), None)
+        if strange is not None:
+            return Opaque(f"dict with keys of {_kind(strange)}")
+        return {key: as_tree(child, tensor) for key, child in dict.items(value)}
     if isinstance(value, list):
         return [as_tree(child, tensor) for child in value]
     if isinstance(value, tuple):
         return tuple(as_tree(child, tensor) for child in value)
-    if isinstance(value, type):
-        return Opaque(getattr(value, "kind", value.__name__))
+    if isinstance(value, set | frozenset) and not all(map(_is_plain, value)):
+        return Opaque(f"{type(value).__name__} of objects")
+    if isinstance(value, _PARTS):
+        return Opaque(_kind(value))
     return value
+
+
+_PARTS = (type, Storage, StorageType, Function, NumpyDtype)
+"""What the allow-list puts on the pickle machine's stack for its own use: as a value it is a class or a function."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a key or a member of a set is a plain value: hashable, and the same in every program."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype)
+
+
+def _kind(value: object) -> str:
+    """The class that an object of the pickle is of, by the name that it was pickled under."""
+    if isinstance(value, Standin):
+        # Protocols 0 and 1 pickle an object as a call of copyreg's function with the class.
+        owner = value.args[0] if type(value).kind in _RECONSTRUCTORS and value.args else type(value)
+        return str(getattr(owner, "kind", type(value).kind))
+    if isinstance(value, type):
+        return str(getattr(value, "kind", value.__name__))
+    return type(value).__name__.lstrip("_").lower()
+
+
+_RECONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
