@@ -40,7 +40,7 @@ def detect(path: Path) -> str | None:
     try:
         folder = _folder(path)
     except SourceError:
-        return f"a file named {POINTER}"
+        return f"a file named {POINTER}" if (path / POINTER).is_file() else None
     if folder is None:
         return None
     return f"{folder.name}/zero/optimizer_state.pt, {sum(1 for _ in (folder / 'zero').glob('*/fp32.pt'))} parameters"
