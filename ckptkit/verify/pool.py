@@ -9,6 +9,7 @@ an import of torch costs seconds.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.util
@@ -31,16 +32,10 @@ from typing import Any, NoReturn
 from ..errors import CkptkitError
 
 HOST = "127.0.0.1"
-# Imported once, in the fork server. All are single-threaded after their import and open no CUDA context (measured,
-# torch 2.13), which makes forking safe. torch._dynamo is what the first optimizer of a process would import (1.4 s).
-TORCH_MODULES = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint.state_dict",
-)
-# Importing deepspeed asks the CUDA driver what there is, after which a fork could not use it: only for CPU pools.
-CPU_MODULES = ("deepspeed",)
+PRELOAD = {
+    "cpu": ("ckptkit.verify.preload_torch", "ckptkit.verify.preload_deepspeed"),
+    "cuda": ("ckptkit.verify.preload_torch",),
+}
 GRACE_SECONDS = 2.0  # how long the other ranks may go on reporting after the first failure
 TAIL_CHARACTERS = 3000
 
@@ -113,7 +108,7 @@ class Pool:
         self._jobs = 0
         self._store: Any = None
         self._logs = tempfile.TemporaryDirectory(prefix="ckptkit-pool-")
-        self._context = _context((*TORCH_MODULES, *(CPU_MODULES if device == "cpu" else ()), *preload), device)
+        self._context = _context((*PRELOAD[device], *preload), device)
 
     def __enter__(self) -> Pool:
         return self
@@ -247,6 +242,7 @@ def _run_rank(what: _Rank, pipe: Connection) -> None:
     closes its side of the pipe: not before a slower peer is through its last collective, and not long after a parent
     that was killed. A rank that failed ends at once, which is how its peers learn of it.
     """
+    gc.freeze()  # what the fork server imported is nobody's garbage: DeepSpeed collects in the middle of training
     _redirect_output(what.log)
     os.environ.update(_environment(what))
     sys.path[:] = [*what.sys_path, *(entry for entry in sys.path if entry not in what.sys_path)]

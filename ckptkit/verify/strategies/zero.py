@@ -116,6 +116,7 @@ class Zero:
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=scheduler, config=self._config(workload, options)
         )
+        _undo_startup_step(engine.optimizer)
         return ZeroRun(self.name, workload, options, names, engine, scheduler, grouped)
 
     def _config(self, workload: Workload, options: Options) -> dict[str, Any]:
@@ -137,6 +138,20 @@ class Zero:
         if options.precision == "bf16":
             config["bf16"] = {"enabled": True}
         return _merged(config, options.details.get("config", {}))
+
+
+def _undo_startup_step(optimizer: Any) -> None:
+    """Makes the low-precision optimizer of ZeRO 0 start where it was put.
+
+    It takes one step on zero gradients when it is made (0.19.8, runtime/fp16/unfused_optimizer.py,
+    `initialize_optimizer_states`): the masters decay once and every step count is one too high ever after. The other
+    stages no longer do so.
+    """
+    if hasattr(optimizer, "fp16_groups") and hasattr(optimizer, "fp32_groups"):
+        for weights, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for weight, master in zip(weights, masters, strict=True):
+                master.data.copy_(weight.data)
+        optimizer.optimizer.state.clear()
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
