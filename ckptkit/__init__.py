@@ -4,6 +4,8 @@
     ck.read("layers.0.weight", "exp_avg")         # one whole tensor
     ckptkit.convert(src, dst, to="dcp", world_size=3)
     ckptkit.diff(a, b)
+    ckptkit.load(path, model, optimizer)          # into a live model of any strategy, each rank its own boxes
+    ckptkit.save(path, model, optimizer, format="zero2", world_size=8)
 
 The names are imported when they are used: `import ckptkit` imports no torch.
 """
@@ -15,11 +17,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .conversion import ConvertReport, convert
     from .difference import DiffReport, diff
+    from .live.load import LoadReport, load
+    from .live.save import save
     from .opened import OpenCheckpoint
     from .opening import open
 
 __version__ = "0.1.0"
-__all__ = ["ConvertReport", "DiffReport", "OpenCheckpoint", "convert", "diff", "open"]
+__all__ = [
+    "ConvertReport",
+    "DiffReport",
+    "LoadReport",
+    "OpenCheckpoint",
+    "convert",
+    "diff",
+    "load",
+    "open",
+    "save",
+]
 
 _HOMES = {
     "open": "opening",
@@ -28,6 +42,9 @@ _HOMES = {
     "ConvertReport": "conversion",
     "diff": "difference",
     "DiffReport": "difference",
+    "load": "live.load",
+    "LoadReport": "live.load",
+    "save": "live.save",
 }
 
 

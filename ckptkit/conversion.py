@@ -143,15 +143,27 @@ def convert(
     if not dry_run:
         check_target(target, overwrite=overwrite, sources=(Path(src),))
     source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=model)
+    return write_checkpoint(source, target, options, dry_run=dry_run, progress=progress)
+
+
+def write_checkpoint(
+    source: OpenCheckpoint,
+    target: Path,
+    options: Options,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
+) -> ConvertReport:
+    """Write an open checkpoint as `options` say: what `convert` does after opening. Raises as `convert` does."""
     prepared = prepare(source, options, target)
-    refused = bool(prepared.plan.drops) and not allow_drop
+    refused = bool(prepared.plan.drops) and not options.allow_drop
     report = ConvertReport(source, str(target), prepared.to, prepared.dialect, prepared.plan, False, "none", refused)
     if dry_run:
         return report
     if refused:
-        raise loss(prepared.plan.drops, to)
+        raise loss(prepared.plan.drops, options.to)
     _write(prepared, target, options, progress)
-    return replace(report, written=True, checked=check)
+    return replace(report, written=True, checked=options.check)
 
 
 def loss(drops: Sequence[Drop], to: str) -> LossError:

@@ -1,0 +1,1 @@
+"""Tests of loading into and saving from live models."""
