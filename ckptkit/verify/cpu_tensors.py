@@ -12,6 +12,8 @@ import torch
 from torch.utils._device import _device_constructors
 
 REAL_DEVICE = torch.device
+# Factories that take a device and are not in torch's own list, because they have a tensor to take it from.
+LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
 def on_cpu(device: Any) -> Any:
@@ -69,12 +71,11 @@ def _factories() -> None:
     """torch.zeros and its like; torch itself keeps the list of functions that take a device."""
     for original in _device_constructors():
         replace_everywhere(original, _with_cpu(original), torch, torch.fft, torch.nested, torch.sparse)
+    for name in LIKE:
+        setattr(torch, name, _with_cpu(getattr(torch, name)))
     torch.set_default_device = _with_cpu(torch.set_default_device)
-    torch.Tensor.new_zeros = _with_cpu(torch.Tensor.new_zeros)  # type: ignore[method-assign]
-    torch.Tensor.new_ones = _with_cpu(torch.Tensor.new_ones)  # type: ignore[method-assign]
-    torch.Tensor.new_empty = _with_cpu(torch.Tensor.new_empty)  # type: ignore[method-assign]
-    torch.Tensor.new_full = _with_cpu(torch.Tensor.new_full)  # type: ignore[method-assign]
-    torch.Tensor.new_tensor = _with_cpu(torch.Tensor.new_tensor)  # type: ignore[method-assign]
+    for name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"):
+        setattr(torch.Tensor, name, _with_cpu(getattr(torch.Tensor, name)))
 
 
 def _with_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
