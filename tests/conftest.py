@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Times are not what the property tests are about: the machines that run them are shared.
+settings.register_profile("ckptkit", deadline=None, database=None, max_examples=60)
+settings.load_profile("ckptkit")
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:

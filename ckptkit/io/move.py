@@ -7,6 +7,7 @@ import torch
 from ..core.box import Shape
 from ..core.compare import BlockDiff
 
+_INF = float("inf")
 _BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -43,7 +44,11 @@ def move(
 
 
 def differ(a: memoryview, b: memoryview, dtype: str, tolerance: tuple[float, float] | None) -> BlockDiff | None:
-    """`core.compare.Differ` by torch. Without a tolerance bits decide: -0.0 is not 0.0, a NaN equals the same NaN."""
+    """`core.compare.Differ` by torch.
+
+    Without a tolerance bits decide: -0.0 is not 0.0, and a NaN equals the same NaN. With one, zeros are equal and so
+    are NaNs; a NaN or an infinity is never near anything else, whatever the tolerance.
+    """
     if a == b:
         return None
     left, right = as_tensor(a, dtype), as_tensor(b, dtype)
@@ -55,15 +60,25 @@ def differ(a: memoryview, b: memoryview, dtype: str, tolerance: tuple[float, flo
         bits = pairs.any(dim=1)
     wide = torch.complex128 if left.is_complex() else torch.float64
     x, y = left.to(wide), right.to(wide)
-    gap = (x - y).abs()
-    # Two equal infinities or NaNs have no gap; one NaN has an infinite one.
-    gap = torch.where(bits, gap.nan_to_num(nan=float("inf"), posinf=float("inf")), torch.zeros_like(gap))
+    gap = _exact_gap(left, right, (x - y).abs())
+    # Where the bits are the same there is no gap; elsewhere a NaN or an infinity is infinitely far away.
+    gap = torch.where(bits, gap.nan_to_num(nan=_INF, posinf=_INF), torch.zeros_like(gap))
     size = torch.maximum(x.abs(), y.abs())
     outside = bits
     if tolerance is not None:
         rtol, atol = tolerance
-        outside = bits & ~(gap <= atol + rtol * size)
+        gap = torch.where(x.isnan() & y.isnan(), torch.zeros_like(gap), gap)
+        outside = bits & (gap.isinf() | (gap > atol + rtol * size))
         if not bool(outside.any()):
             return None
-    relative = torch.where(size > 0, gap / size, torch.zeros_like(gap)).nan_to_num(nan=float("inf"))
+    relative = torch.where(gap.isinf(), gap, torch.where(size > 0, gap / size, torch.zeros_like(gap)))
     return BlockDiff(float(gap.max()), float(relative.max()), int(outside.sum()), int(outside.to(torch.uint8).argmax()))
+
+
+def _exact_gap(left: torch.Tensor, right: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """Integers beyond 2**53 have no exact float64: their difference is taken before it is rounded."""
+    if left.is_floating_point() or left.is_complex() or left.element_size() < 8:
+        return rounded
+    exact = (left.view(torch.int64) - right.view(torch.int64)).abs().double()
+    # A difference that does not fit 64 bits wraps around; the rounded one is right to the last digits then.
+    return torch.where(rounded < 2.0**62, exact, rounded)
