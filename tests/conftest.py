@@ -22,9 +22,9 @@ if str(ROOT) not in sys.path:
 def pool() -> Iterator[object]:
     """Up to four ranks on CPU; `pool.run(function, world_size=2, ...)` answers what each rank returned."""
     from ckptkit.verify.pool import Pool
-    from fixtures.make import PRELOAD, RANKS
+    from fixtures.make import RANKS
 
-    with Pool(RANKS, preload=PRELOAD) as ranks:
+    with Pool(RANKS) as ranks:
         yield ranks
 
 
@@ -37,7 +37,7 @@ def fixture_dir() -> Callable[[str], Path]:
     from filelock import FileLock
 
     from ckptkit.verify.pool import Pool
-    from fixtures.make import PRELOAD, RANKS, find, fingerprint, make
+    from fixtures.make import RANKS, find, fingerprint, make
 
     cache = ROOT / ".cache" / "fixtures" / fingerprint()
     cache.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def fixture_dir() -> Callable[[str], Path]:
         if not folder.exists():
             with FileLock(cache / f"{name}.lock"):
                 if not folder.exists():
-                    with Pool(RANKS, preload=PRELOAD) as ranks:
+                    with Pool(RANKS) as ranks:
                         make(find(name), cache, ranks)
         return folder
 

@@ -222,7 +222,7 @@ def _collect(
                 if kind == "value":
                     outcome.values[rank] = value
                 else:
-                    outcome.raised[rank] = (value, text)
+                    outcome.raised[rank] = (_from_parts(*value) if value else None, text)
             if rank not in outcome.values:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
     for rank in open_pipes.values():
@@ -252,7 +252,7 @@ def _run_rank(what: _Rank, pipe: Connection) -> None:
         _join_group(what)
         data = pickle.dumps(("value", _resolve(what.function)(**what.kwargs), ""))
     except BaseException as error:  # DCP's CheckpointException is a BaseException
-        pipe.send_bytes(pickle.dumps(("error", _portable(error), traceback.format_exc())))
+        pipe.send_bytes(pickle.dumps(("error", _parts_of(error), traceback.format_exc())))
         _end()
     pipe.send_bytes(data)
     released.join()
@@ -324,14 +324,16 @@ def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def _portable(error: BaseException) -> CkptkitError | None:
-    """An error of ckptkit in a form that pickles (its constructors take keywords), None for any other exception."""
-    if not isinstance(error, CkptkitError):
-        return None
-    plain = CkptkitError.__new__(type(error))
-    plain.args = (error.what,)
-    plain.__dict__.update({name: value for name, value in vars(error).items() if not name.startswith("__")})
-    return plain
+def _parts_of(error: BaseException) -> tuple[type[CkptkitError], dict[str, Any]] | None:
+    """An error of ckptkit taken apart, as its constructors take keywords and so it does not pickle; else None."""
+    return (type(error), dict(vars(error))) if isinstance(error, CkptkitError) else None
+
+
+def _from_parts(kind: type[CkptkitError], values: Mapping[str, Any]) -> CkptkitError:
+    error = kind.__new__(kind)
+    error.args = (values["what"],)
+    error.__dict__.update(values)
+    return error
 
 
 @contextlib.contextmanager
