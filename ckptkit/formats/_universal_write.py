@@ -21,8 +21,8 @@ from ._zero_config import Config, read_config
 from ._zero_files import scalar
 from ._zero_names import model_file
 from ._zero_source import Group, Source
-from ._zero_vectors import contents, flat
-from ._zero_write import about_loss, group_tree, implied, labels, model_tree, sub_group_ids
+from ._zero_vectors import alone, contents
+from ._zero_write import about_loss, group_tree, implied, labels, model_tree, shared_tree, sub_group_ids
 
 POINTER = "latest_universal"
 _ADAM = ("exp_avg", "exp_avg_sq")  # all that the loader of stage 3 takes, by name
@@ -68,11 +68,11 @@ def _slots(source: Source, group: Group, name: str, config: Config) -> Iterator[
         dtype = "float32" if slot == "fp32" else tensor.spec.dtype
         if config.stage == 3:
             if slot == "fp32" or slot in _ADAM:
-                yield slot, flat(tensor, key, dtype)
+                yield slot, alone(tensor, key, dtype, flat=True)
         else:
-            yield slot, {"param": replace(flat(tensor, key, dtype), shape=tensor.spec.shape), "cat_dim": 0}
+            yield slot, {"param": alone(tensor, key, dtype), "cat_dim": 0}
     if config.stage != 3 and "step" in group.shared:
-        yield "step", group.shared["step"]
+        yield "step", shared_tree(group, config)["step"]
 
 
 def _common(source: Source, config: Config) -> dict[str, Tree]:
@@ -83,7 +83,7 @@ def _common(source: Source, config: Config) -> dict[str, Tree]:
     ids = sub_group_ids(source, config)
     groups = [{**group_tree(group, config), "params": own} for group, own in zip(source.groups, ids, strict=True)]
     states = {
-        index: {"step": group.shared["step"]}
+        index: {"step": shared_tree(group, config)["step"]}
         for group, own in zip(source.groups, ids, strict=True)
         for index in own
         if "step" in group.shared

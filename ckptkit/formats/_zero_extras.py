@@ -46,8 +46,11 @@ def read_extras(model: Mapping[str, Any], scaler: Mapping[str, Any] | None) -> d
     return {**out, **({CLIENT: apart} if apart else {})}
 
 
-def write_extras(extras: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The keys of a model file that hold the extras: the engine's own, and the client state flat beside them."""
+def write_extras(extras: Mapping[str, Tree], *, scaled: bool) -> dict[str, Tree]:
+    """The keys of a model file that hold the extras: the engine's own, and the client state flat beside them.
+
+    `scaled`: the optimizer files hold a whole loss scaler of DeepSpeed's; elsewhere it is client state.
+    """
     out: dict[str, Tree] = {"lr_scheduler": None, "data_sampler": None, "random_ltd": None, "skipped_steps": 0}
     nested: dict[str, Tree] = {}
     engine = {name: key for key, name in RENAMED.items()} | {name: name for name in _SAME}
@@ -56,7 +59,7 @@ def write_extras(extras: Mapping[str, Tree]) -> dict[str, Tree]:
             out[engine[name]] = value
         elif name == CLIENT and isinstance(value, Mapping) and not set(value) & (ENGINE_KEYS | set(out)):
             out |= value
-        elif name == "scaler" and is_deepspeed(value):
+        elif name == "scaler" and scaled and is_deepspeed(value):
             continue
         elif name in ENGINE_KEYS:
             nested[name] = value

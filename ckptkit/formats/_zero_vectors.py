@@ -61,10 +61,14 @@ def placeholder(dtype: str) -> StorageSlice:
     return StorageSlice(Vector(()), dtype, 0, (0,))
 
 
-def flat(tensor: Tensor, key: TensorKey, dtype: str) -> StorageSlice:
-    """A tensor's elements in one dimension."""
-    numel = tensor.spec.numel
-    return StorageSlice(Vector((Body(key, tensor, whole(tensor.spec.shape), dtype),)), dtype, numel, (numel,))
+def alone(tensor: Tensor, key: TensorKey, dtype: str | None = None, *, flat: bool = False) -> StorageSlice:
+    """A tensor in a storage of its own, however often it is in the tree; `flat` in one dimension.
+
+    Optimizers count steps in place: steps that share a storage would each count for all.
+    """
+    shape = (tensor.spec.numel,) if flat else tensor.spec.shape
+    kind = dtype or tensor.spec.dtype
+    return StorageSlice(Vector((Body(key, tensor, whole(tensor.spec.shape), kind),)), kind, tensor.spec.numel, shape)
 
 
 def contents(label: Callable[[Tensor], TensorKey]) -> Callable[[Any, int], Sequence[Segment]]:

@@ -27,7 +27,7 @@ from ._zero_files import scalar
 from ._zero_names import LATEST, model_file, optim_file
 from ._zero_rule import FlatRule, PartitionRule, alignment_paddings, sub_groups
 from ._zero_source import Group, Source
-from ._zero_vectors import contents, placeholder, vector
+from ._zero_vectors import alone, contents, placeholder, vector
 
 DS_VERSION = "0.19.8"  # whose layout this is; engines compare it with what they can load
 _SCALER = "deepspeed.runtime.fp16.loss_scaler"
@@ -98,7 +98,7 @@ def model_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
         "dp_world_size": config.ranks,
         "mp_world_size": 1,
         **_about(config),
-        **write_extras(source.extras),
+        **write_extras(source.extras, scaled=config.stage > 0 and source.low == "float16"),
         "global_steps": source.step,
     }
 
@@ -134,7 +134,7 @@ def _flat_groups(source: Source, config: Config, rank: int) -> dict[str, Tree]:
         weights.append(vector(rule, rank, shapes, source.weights, _slot(source), "float32", lean=True))
         if group.cut or group.shared:
             cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
-            states[index] = {**_shared(group, config), **cut}
+            states[index] = {**shared_tree(group, config), **cut}
     groups = [{**group_tree(group, config), "params": [index]} for index, group in enumerate(source.groups)]
     return {
         "base_optimizer_state": {"state": states, "param_groups": groups},
@@ -162,7 +162,7 @@ def _partitions(source: Source, config: Config, rank: int) -> dict[str, Tree]:
             rule = PartitionRule.of([math.prod(shape) for shape in shapes.values()], config.ranks)
             if group.cut or group.shared:
                 cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
-                states[len(weights)] = {**_shared(group, config), **cut}
+                states[len(weights)] = {**shared_tree(group, config), **cut}
             weights.append(vector(rule, rank, shapes, source.weights, _slot(source), "float32"))
         groups.append({**group_tree(group, config), "params": ids})
     return {
@@ -251,13 +251,17 @@ def _slot(source: Source) -> str:
     return "value" if source.low == "float32" else _MASTER
 
 
-def _shared(group: Group, config: Config) -> dict[str, Tree]:
+def shared_tree(group: Group, config: Config) -> dict[str, Tree]:
     """What a group has one of. DeepSpeed's own Adam counts steps in integers, torch's in a tensor."""
-    shared = dict(group.shared)
-    step = shared.get("step")
-    if isinstance(step, Tensor) and (config.fused or "bias_correction" in group.hyper):
-        shared["step"] = int(scalar(step))
-    return shared
+    counts = config.fused or "bias_correction" in group.hyper
+    return {
+        slot: int(scalar(value) if isinstance(value, Tensor) else value)
+        if slot == "step" and counts
+        else alone(value, TensorKey(group.names[0], slot))
+        if isinstance(value, Tensor)
+        else value
+        for slot, value in group.shared.items()
+    }
 
 
 def group_tree(group: Group, config: Config) -> dict[str, Tree]:

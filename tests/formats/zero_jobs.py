@@ -47,3 +47,26 @@ def resume(
     if torch.distributed.get_rank():
         return None
     return Resumed(state, losses, engine.global_steps - steps, {key: client.get(key) for key in ("note",)})
+
+
+def train_on(strategy: str, path: str, out: str) -> None:
+    """Collective. Load, train one step more, save with the engine."""
+    run = get_strategy(strategy).build(Workload(), Options())
+    run.load(Path(path), "native")
+    run.step()
+    run.save(Path(out), "native")
+
+
+def to_universal(native: Path, out: Path) -> None:
+    """DeepSpeed's own conversion, without processes of its own."""
+    import argparse
+
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    tag = (native / "latest").read_text()
+    main(
+        argparse.Namespace(
+            input_folder=str(native / tag), output_folder=str(out / tag), num_extract_workers=1, num_merge_workers=1,
+            keep_temp_folder=False, strict=True, inject_missing_state=True,
+        )
+    )  # fmt: skip
