@@ -23,8 +23,6 @@ from ..io.standin import Standin, kind_of
 from ..io.torch_file import load_raw, to_tensor
 from ..io.unpickle import as_tree
 
-_WRAPPER = "torch._utils._rebuild_wrapper_subclass"
-
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
@@ -62,10 +60,7 @@ def _replaced(value: Any, sharded: Callable[[Standin], Sharded | None]) -> Any:
 
 def _sharded(value: Standin, path: Path) -> Sharded | None:
     """What a stand-in for a sharded tensor holds; None for any other object."""
-    kind = kind_of(value)
-    if kind == _WRAPPER and value.args and isinstance(value.args[0], type):
-        kind = str(getattr(value.args[0], "kind", ""))
-    name = kind.rpartition(".")[2]
+    name = kind_of(value).rpartition(".")[2]
     try:
         if name == "DTensor":
             return _dtensor(value)
@@ -84,8 +79,8 @@ def _dtensor(value: Standin) -> Sharded:
     local, spec = value.attribute("_local_tensor"), value.attribute("_spec")
     if not isinstance(local, TensorStub) or not isinstance(spec, Standin):
         raise ValueError("it has no local tensor or no spec")
-    # args: class, dtype, size, stride, ...
-    shape = tuple(map(int, value.args[2]))
+    # args: dtype, size, stride, ...
+    shape = tuple(map(int, value.args[1]))
     ranks, sizes, coordinate = _mesh(spec.attribute("mesh"))
     rank = ranks[sum(c * math.prod(sizes[i + 1 :]) for i, c in enumerate(coordinate))]
     box = _box(shape, sizes, coordinate, spec)

@@ -154,6 +154,13 @@ def _rebuild_from_type_v2(function: Any, kind: Any, args: Any, state: Any = None
     return made
 
 
+def _rebuild_wrapper_subclass(kind: Any, *args: Any) -> Any:
+    """A tensor of a class of its own (DTensor, ShardedTensor): its stand-in, with dtype, size, ... as `args`."""
+    if not (isinstance(kind, type) and issubclass(kind, Standin)):
+        raise ValueError(f"a wrapper subclass of {kind!r}")
+    return kind(*args)
+
+
 def _no_storage(name: str) -> Callable[..., Opaque]:
     return lambda *args, **kwargs: Opaque(name)
 
@@ -250,6 +257,7 @@ def _functions() -> dict[tuple[str, str], Any]:
         "_rebuild_tensor_v3": _rebuild_tensor_v3,
         "_rebuild_parameter": _rebuild_parameter,
         "_rebuild_parameter_with_state": _rebuild_parameter,
+        "_rebuild_wrapper_subclass": _rebuild_wrapper_subclass,
         "_rebuild_sparse_tensor": _no_storage("sparse tensor"),
         "_rebuild_nested_tensor": _no_storage("nested tensor"),
         "_rebuild_qtensor": _no_storage("quantized tensor"),
