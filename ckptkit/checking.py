@@ -8,7 +8,13 @@ from .core.checkpoint import Checkpoint, Drop
 from .core.plan import Plan
 from .core.spec import TensorKey
 from .core.transform import same_value
-from .difference import Difference, extra_differences, hyper_parameters, tensor_difference
+from .difference import (
+    Difference,
+    extra_differences,
+    hyper_parameters,
+    optimizer_value_differences,
+    tensor_difference,
+)
 
 
 def unplanned(planned: Checkpoint, plan_bodies: set[int], drops: list[Drop]) -> list[Drop]:
@@ -56,6 +62,9 @@ def check_written(
     names = {drop.what.partition(".")[0] for drop in drops}
     if "optimizer" not in names:
         found += _groups(planned, written)
+        found += optimizer_value_differences(planned, written)
+    held_names = {key.fqn for key in written.entries} | set(written.aliases)
+    found += [Difference("alias", alias, "only in a") for alias in planned.aliases if alias not in held_names]
     found += [
         each
         for each in extra_differences(planned.extras, written.extras)

@@ -138,7 +138,7 @@ def convert(
         to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
         strip_prefix, tuple(rename), max_shard_size, ds_config, allow_drop, overwrite, check, workers,
     )  # fmt: skip
-    _target(STRATEGY_TARGETS.get(to, to))
+    _check_options(options)
     target = Path(dst)
     if not dry_run:
         check_target(target, overwrite=overwrite, sources=(Path(src),))
@@ -166,6 +166,22 @@ def write_checkpoint(
     return replace(report, written=True, checked=options.check)
 
 
+def _check_options(options: Options) -> None:
+    """What the command line checks by itself, for callers from Python. Raises UsageError."""
+    _target(STRATEGY_TARGETS.get(options.to, options.to))
+    for name, allowed in (("weights", ("master", "value")), ("optimizer_keys", ("fqn", "id")),
+                          ("check", ("none", "structure", "full"))):  # fmt: skip
+        if getattr(options, name) not in allowed:
+            raise UsageError(
+                f"{name}={getattr(options, name)!r} is no choice", why="it has fixed values",
+                hint=f"one of {', '.join(allowed)}",
+            )  # fmt: skip
+    for name in ("world_size", "workers", "max_shard_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} is too small", why="it counts things", hint="give 1 or more")
+
+
 def loss(drops: Sequence[Drop], to: str) -> LossError:
     """The refusal that names every drop."""
     return LossError(
@@ -185,7 +201,11 @@ def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None
     writer = dialects().get(dialect)
     if not isinstance(writer, Writes):
         known = ", ".join(sorted(key for key, each in dialects().items() if isinstance(each, Writes)))
-        raise UsageError(f"there is no dialect {dialect!r} to write", hint=f"there are {known}")
+        raise UsageError(
+            f"there is no dialect {dialect!r} to write",
+            why="it does not exist, or is only read",
+            hint=f"there are {known}",
+        )
     planned = _transformed(source, options, keeps_masters)
     state = disassemble(planned, optimizer_keys=options.optimizer_keys, prefix=options.prefix)
     write_options = WriteOptions(
@@ -203,6 +223,7 @@ def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None
     )
     parts = writer.write(state, container.NAME)
     layout, drops, warnings = _layout(parts, write_options)
+    drops += getattr(writer, "drops", lambda state, format: ())(state, container.NAME)
     drops += unplanned(planned, layout.held, drops)
     plan = make_plan(
         layout,
@@ -219,6 +240,7 @@ def _target(name: str) -> Writable:
     if name not in known:
         raise UsageError(
             f"there is no target format {name!r}",
+            why="a target is a format that can be written, or a strategy's name",
             hint=f"there are {', '.join(sorted(known))}; strategies: {', '.join(STRATEGY_TARGETS)}",
         )
     return known[name]
@@ -235,7 +257,9 @@ def _transformed(source: OpenCheckpoint, options: Options, keeps_masters: bool) 
         try:
             dtype = named(options.dtype)
         except KeyError as error:
-            raise UsageError(f"there is no dtype {options.dtype!r}", hint="fp32, bf16, fp16, float64, ...") from error
+            raise UsageError(
+                f"there is no dtype {options.dtype!r}", why="torch has none of this name", hint="fp32, bf16, fp16, ..."
+            ) from error
         planned = with_dtype(planned, dtype, keep_masters=keeps_masters)
     return planned
 
@@ -315,5 +339,7 @@ def _check_space(target: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise TargetError(
-            f"{target} needs {size:,} bytes and {folder} has {free:,} free", hint="free space or choose another target"
+            f"{target} needs {size:,} bytes and {folder} has {free:,} free",
+            why="the output is written beside the target before it replaces anything",
+            hint="free space or choose another target",
         )

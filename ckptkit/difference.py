@@ -87,7 +87,11 @@ def diff(
     """
     bounds = (float(tolerance), 0.0) if isinstance(tolerance, int | float) else tolerance
     if bounds is not None and min(bounds) < 0:
-        raise UsageError("a tolerance cannot be negative")
+        raise UsageError(
+            "a tolerance cannot be negative",
+            why="it is the greatest difference that counts as none",
+            hint="give 0 or more, or leave it out: then every bit counts",
+        )
     left = a if isinstance(a, Checkpoint) else open_checkpoint(a, model=model)
     right = b if isinstance(b, Checkpoint) else open_checkpoint(b, model=model)
     pairs, found = _paired(left, right, slots)
@@ -98,7 +102,7 @@ def diff(
         progress(done, total)
     if not slots:
         found += [*group_differences(left, right), *extra_differences(left.extras, right.extras)]
-        found += [*_alias_differences(left, right), *_optimizer_value_differences(left, right)]
+        found += [*_alias_differences(left, right), *optimizer_value_differences(left, right)]
     return DiffReport(left, right, tuple(found), len(pairs), bounds)
 
 
@@ -200,7 +204,7 @@ def _alias_differences(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
             yield Difference("alias", name, "only in b", "", f"tied to {b.aliases[name]}")
 
 
-def _optimizer_value_differences(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
+def optimizer_value_differences(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
     for name in dict.fromkeys([*a.optimizer_values, *b.optimizer_values]):
         mine, other = a.optimizer_values.get(name, {}), b.optimizer_values.get(name, {})
         if not same_value(mine, other):

@@ -15,6 +15,7 @@ from .core.tree import outline
 from .dialects import Dialect, ForFolders, ForKeys, dialects
 from .errors import SourceError, UsageError
 from .formats import Format, formats
+from .io.places import forget_open_files
 from .opened import OpenCheckpoint, as_checkpoint
 
 # A strategy's name as `--from` means any of the containers that its runs write.
@@ -54,8 +55,23 @@ def open(
     and UsageError for a name that does not exist.
     """
     where = Path(path)
+    # Files that were read before may have been replaced under their names since.
+    forget_open_files()
+    try:
+        return _open(where, format, dialect, param_names, model)
+    except OSError as error:
+        raise SourceError(
+            f"cannot read {where}", why=str(error), hint="check that the path is there and may be read"
+        ) from error
+
+
+def _open(
+    where: Path, format: str, dialect: str, param_names: Sequence[str] | None, model: str | None
+) -> OpenCheckpoint:
     if not where.exists():
-        raise SourceError(f"{where} does not exist", hint="check the path")
+        raise SourceError(
+            f"{where} does not exist", why="there is no such file or folder", hint="check the path and its spelling"
+        )
     facts = None
     if model is not None:
         from .io.model import describe
@@ -87,12 +103,20 @@ def find_source(path: Path, format: str, dialect: str) -> Source:
     known, named = dialects(), None
     if dialect != "auto":
         if dialect not in known:
-            raise UsageError(f"there is no dialect {dialect!r}", hint=f"there are {', '.join(sorted(known))}")
+            raise UsageError(
+                f"there is no dialect {dialect!r}",
+                why="a dialect is a file of ckptkit/dialects",
+                hint=f"there are {', '.join(sorted(known))}",
+            )
         named = known[dialect]
     folders = _folders(path, [named] if named else known.values())
     if len(folders) > 1:
         names = " and ".join(sorted(module.NAME for module, _ in folders))
-        raise SourceError(f"{path} looks like {names}", hint="name one of them with --dialect")
+        raise SourceError(
+            f"{path} looks like {names}",
+            why="the names of its files fit more than one framework",
+            hint="name one of them with --dialect",
+        )
     if folders and (named or format == "auto"):
         module, found = folders[0]
         known_formats = formats()
@@ -102,7 +126,11 @@ def find_source(path: Path, format: str, dialect: str) -> Source:
         }
         return Source(module, parts, (f"a folder with {', '.join(part.name for part in found.values())}",))
     if named is not None and not isinstance(named, ForKeys):
-        raise SourceError(f"{path} is no folder of {dialect}", hint="leave --dialect out, or name the folder itself")
+        raise SourceError(
+            f"{path} is no folder of {dialect}",
+            why=_what_is_there(path),
+            hint="leave --dialect out, or name the folder itself",
+        )
     container = _container(path, format)
     evidence = container.detect(path) or f"named by --from {format}"
     return Source(named, {"": (path, container)}, (evidence,))
@@ -124,6 +152,7 @@ def _container(path: Path, format: str) -> Format:
     if format != "auto" and format not in STRATEGY_FORMATS:
         raise UsageError(
             f"there is no format {format!r}",
+            why="a format is a file of ckptkit/formats, or a strategy's name",
             hint=f"there are {', '.join(sorted(known))}; strategies: {', '.join(STRATEGY_FORMATS)}",
         )
     names = STRATEGY_FORMATS.get(format, tuple(known))
@@ -132,7 +161,11 @@ def _container(path: Path, format: str) -> Format:
         return known[next(iter(found))]
     if found:
         seen = ", ".join(f"{name} ({said})" for name, said in found.items())
-        raise SourceError(f"{path} looks like two formats: {seen}", hint="name one of them with --from")
+        raise SourceError(
+            f"{path} looks like two formats: {seen}",
+            why="files of both lie in one folder",
+            hint="name one of them with --from",
+        )
     raise SourceError(
         f"{path} is of no format that ckptkit knows",
         why=_what_is_there(path),
@@ -159,7 +192,11 @@ def _dialect_of(contents: Contents, name: str, path: Path) -> tuple[Dialect, str
         return next(iter(claims.values()))
     if claims:
         seen = ", ".join(f"{key} ({said})" for key, (_, said) in claims.items())
-        raise SourceError(f"the keys of {path} fit two dialects: {seen}", hint="name one of them with --dialect")
+        raise SourceError(
+            f"the keys of {path} fit two dialects: {seen}",
+            why="both have keys of these names",
+            hint="name one of them with --dialect",
+        )
     raise SourceError(
         f"the keys of {path} follow no convention that ckptkit knows",
         why=f"it saw {outline(contents.tree)}",

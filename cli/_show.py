@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,13 +28,22 @@ def size(count: float) -> str:
 
 
 def print_json(body: dict[str, Any]) -> None:
-    """One object on stdout."""
-    typer.echo(json.dumps({"schema": SCHEMA, **body}, indent=2, default=_plain))
+    """One object on stdout, in strict JSON."""
+    typer.echo(json.dumps(_plain({"schema": SCHEMA, **body}), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
+    """JSON has no infinities and no keys but strings: both are said in words."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child) for child in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if hasattr(value, "tolist"):
-        return value.tolist() if getattr(value, "size", 0) <= 16 else f"array of {value.size}"
+        return _plain(value.tolist()) if getattr(value, "size", 0) <= 16 else f"array of {value.size}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     return str(value)

@@ -157,15 +157,19 @@ def parse_size(text: str) -> int:
     except (KeyError, ValueError):
         count = 0
     if count < 1:
-        raise UsageError(f"{text!r} is no size", hint="write 5GB, 500MB or a number of bytes")
+        raise UsageError(
+            f"{text!r} is no size",
+            why="it is a number with a unit of bytes, or without one",
+            hint="write 5GB, 500MB or a number of bytes",
+        )
     return count
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise UsageError(f"cannot read {path}", why=str(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}", why=str(error), hint="name a text file, one name a line") from error
 
 
 def _json_file(path: Path) -> dict[str, object]:
@@ -176,5 +180,9 @@ def _json_file(path: Path) -> dict[str, object]:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}", why=str(error), hint="name a DeepSpeed JSON config") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} holds no JSON object")
+        raise UsageError(
+            f"{path} holds no JSON object",
+            why=f"it holds a {type(value).__name__}",
+            hint="name a DeepSpeed JSON config",
+        )
     return value

@@ -31,7 +31,11 @@ def command(
                 typer.echo(f"{kind:10} {one:26} {found[one][1].splitlines()[0]}")
         return
     if wanted not in found:
-        raise UsageError(f"no rule, format or dialect is called {name!r}", hint="ckptkit explain lists all names")
+        raise UsageError(
+            f"no rule, format, dialect or strategy is called {name!r}",
+            why="each has the name of its file",
+            hint="ckptkit explain lists all names",
+        )
     kind, page = found[wanted]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "kind": kind, "name": wanted, "page": page}))

@@ -78,12 +78,12 @@ def main(arguments: list[str]) -> int:
         typer.echo(error.format_message())
         return Exit.USAGE
     except click_errors.UsageError as error:
-        return _fail(UsageError(error.format_message(), hint=_help_for(error)), as_json, debug)
+        why = "the command line does not say what to do"
+        return _fail(UsageError(error.format_message(), why=why, hint=_help_for(error)), as_json, debug)
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        typer.echo("interrupted: nothing was left half written", err=True)
-        return Exit.INTERRUPTED
+        return _fail(_Interrupted(), as_json, debug=False)
     except BrokenPipeError:
         # The reader of stdout went away (`| head`): not our failure.
         sys.stderr.close()
@@ -97,9 +97,18 @@ def main(arguments: list[str]) -> int:
         return _fail(bug, as_json, debug)
 
 
+class _Interrupted(CkptkitError):
+    code = Exit.INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__(
+            "interrupted", why="a person stopped it", hint="run it again; nothing was left that looks complete"
+        )
+
+
 def _help_for(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    return f"{context.command_path} --help" if context else "ckptkit --help"
+    return f"{context.command_path} --help shows what there is" if context else "ckptkit --help lists the commands"
 
 
 def _fail(error: CkptkitError, as_json: bool, debug: bool) -> int:

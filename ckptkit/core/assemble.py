@@ -80,7 +80,12 @@ def _renamed(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             clashes.append(f"{name} and another name both become {new}")
         out[new] = value
     if clashes:
-        raise SourceError("two tensors have one name once wrapper prefixes are taken off", faults=clashes)
+        raise SourceError(
+            "two tensors have one name once wrapper prefixes are taken off",
+            why="the file holds both a wrapped model and a plain one",
+            hint="save the state dict of one of them",
+            faults=clashes,
+        )
     return out
 
 
@@ -89,7 +94,19 @@ def _aliases(model: Mapping[str, Tensor], state: State, hints: Hints, prefix: st
     said = {_strip(a, prefix): _strip(b, prefix) for a, b in state.aliases.items()}
     if hints.model is not None:
         said |= dict(hints.model.aliases)
-    out = {alias: owner for alias, owner in said.items() if owner in model}
+    out = {alias: owner for alias in said if (owner := _owner(alias, said)) in model and owner != alias}
+    untied = [
+        f"{alias} is {model[alias].spec.shape}, {owner} is {model[owner].spec.shape}"
+        for alias, owner in out.items()
+        if alias in model and model[alias].spec.shape != model[owner].spec.shape
+    ]
+    if untied:
+        raise SourceError(
+            "names that are said to be tied have different shapes",
+            why="they cannot be one tensor",
+            hint="--model names another model, or the files are not of one checkpoint",
+            faults=untied,
+        )
     owners: dict[object, str] = {}
     for name, tensor in model.items():
         if tensor.storage is None or name in out or 0 in tensor.spec.shape:
@@ -98,6 +115,16 @@ def _aliases(model: Mapping[str, Tensor], state: State, hints: Hints, prefix: st
         if owner != name:
             out[name] = owner
     return out
+
+
+def _owner(alias: str, said: Mapping[str, str]) -> str:
+    """The end of a chain of ties; where a chain runs in a circle, the name it is entered by."""
+    seen = [alias]
+    while (after := said.get(seen[-1])) is not None:
+        if after in seen:
+            return min(seen[seen.index(after) :])
+        seen.append(after)
+    return seen[-1]
 
 
 @dataclass(slots=True)
@@ -115,10 +142,20 @@ def _named_optimizer(
     raw_groups = [dict(group) for group in state.optimizer.get("param_groups", [])]
     keys = [key for group in raw_groups for key in group.get("params", [])] or list(raw_state)
     if keys and all(_is_id(key) for key in keys):
-        raw_state = {int(key): value for key, value in raw_state.items()}
+        raw_state = {int(key): value for key, value in raw_state.items() if _is_id(key)}
         for group in raw_groups:
-            group["params"] = [int(key) for key in group["params"]]
-        names: Mapping[Any, str] = _names_of_ids(raw_state, raw_groups, weights, state, hints, prefix)
+            group["params"] = [int(key) for key in group.get("params", [])]
+        # Without groups the states stand for one; a parameter that has none is not among them.
+        ids = raw_groups or [{"params": sorted(raw_state)}]
+        names: Mapping[Any, str] = _names_of_ids(raw_state, ids, weights, state, hints, prefix)
+        homeless = sorted(set(raw_state) - set(names))
+        if homeless:
+            raise SourceError(
+                f"the optimizer has states of {len(homeless)} ids that no group names",
+                why="its state and its param_groups are not of one optimizer",
+                hint="save optimizer.state_dict() again, both parts at once",
+                faults=[f"id {key}" for key in homeless[:20]],
+            )
     else:
         names = {key: _strip(str(key), prefix) for key in [*keys, *raw_state]}
         names = {key: aliases.get(name, name) for key, name in names.items()}
@@ -194,6 +231,7 @@ def _checked(names: dict[int, str], shapes: Mapping[int, Shape], weights: Mappin
     if faults:
         raise SourceError(
             "the parameter names given do not fit the optimizer's shapes",
+            why="their order is another one",
             hint="give them in the order in which the optimizer got them, group after group",
             faults=faults,
         )

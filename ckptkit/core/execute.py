@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from .gather import CHUNK, Arena, Move, elements, gather
@@ -38,31 +38,44 @@ def execute(
 ) -> None:
     """Write every file of the layout. `create(name)` opens one; files go to `workers` threads, largest first.
 
-    Memory: two buffers of `chunk` bytes a worker. The first error stops the rest and is raised.
+    Memory: two buffers of `chunk` bytes a worker. The first error, or an interrupt, stops the rest at their next block
+    and is raised.
     """
     if workers <= 1 or len(layout.files) == 1:
         for file in layout.files:
             write_file(file, create, move, chunk=chunk, progress=progress)
         return
     stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def count(size: int) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        progress(size)
 
     def work(file: OutFile) -> None:
         if stop.is_set():
             return
         try:
-            write_file(file, create, move, chunk=chunk, progress=progress)
+            write_file(file, create, move, chunk=chunk, progress=count)
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            stop.set()
+            errors.append(error)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            wait([pool.submit(work, file) for file in sorted(layout.files, key=lambda file: -file.size)])
         except BaseException:
             stop.set()
             raise
-
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(work, file) for file in sorted(layout.files, key=lambda file: -file.size)]
-        _raise_first(future.exception() for future in futures)
+    if errors:
+        raise errors[0]
 
 
-def _raise_first(errors: Iterable[BaseException | None]) -> None:
-    for error in [error for error in errors if error is not None][:1]:
-        raise error
+class _StoppedError(Exception):
+    """Another worker failed, or a person interrupted."""
 
 
 def write_file(

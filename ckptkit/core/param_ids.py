@@ -58,6 +58,7 @@ def named_ids(groups: Sequence[Sequence[int]], parameters: Sequence[str]) -> dic
     if len(ids) != len(parameters):
         raise SourceError(
             f"{len(parameters)} parameter names were given for {len(ids)} optimizer ids",
+            why="every id needs its name",
             hint="give one name for each parameter that the optimizer holds, group after group",
         )
     return dict(zip(ids, parameters, strict=True))

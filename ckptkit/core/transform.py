@@ -17,14 +17,12 @@ from .tree import TensorRef, mapped
 def renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
     """The same checkpoint with every fully qualified name changed, in groups and aliases too.
 
-    Raises UsageError where two names become one.
+    Raises UsageError where two names become one, or one becomes empty.
     """
     entries: dict[TensorKey, Tensor] = {}
+    _check_names(checkpoint, rename)
     for key, tensor in checkpoint.entries.items():
-        new = key if key.slot == "extra" else TensorKey(rename(key.fqn), key.slot)
-        if new in entries:
-            raise UsageError(f"renaming makes two tensors {new}", hint="make the pattern narrower")
-        entries[new] = tensor
+        entries[key if key.slot == "extra" else TensorKey(rename(key.fqn), key.slot)] = tensor
     groups = [{**group, "params": [rename(name) for name in group["params"]]} for group in checkpoint.param_groups]
     return replace(
         checkpoint,
@@ -35,17 +33,46 @@ def renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
     )
 
 
+def _check_names(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:
+    old = dict.fromkeys([*(key.fqn for key in checkpoint.entries if key.slot != "extra"), *checkpoint.aliases])
+    before: dict[str, str] = {}
+    faults = []
+    for name in old:
+        new = rename(name)
+        if not new:
+            faults.append(f"{name} would have no name")
+        elif before.setdefault(new, name) != name:
+            faults.append(f"{before[new]} and {name} would both be {new}")
+    if faults:
+        raise UsageError(
+            "the names would no longer tell the tensors apart",
+            why="--rename and --strip-prefix apply to every name of the model",
+            hint="make the pattern narrower, for example with ^ at its beginning",
+            faults=faults[:20],
+        )
+
+
 def renaming(strip_prefix: str, rules: Sequence[str]) -> Callable[[str], str]:
     """A renaming from `--strip-prefix P` and `--rename REGEX=REPLACEMENT` (in order, `re.sub` rules)."""
     patterns = []
     for rule in rules:
         pattern, equals, replacement = rule.partition("=")
-        try:
-            patterns.append((re.compile(pattern), replacement))
-        except re.error as error:
-            raise UsageError(f"--rename {rule!r} has no valid regular expression", why=str(error)) from error
         if not equals:
-            raise UsageError(f"--rename {rule!r} has no '='", hint="write REGEX=REPLACEMENT")
+            raise UsageError(
+                f"--rename {rule!r} has no '='",
+                why="it is a regular expression and what its matches become",
+                hint="write REGEX=REPLACEMENT",
+            )
+        try:
+            compiled = re.compile(pattern)
+            compiled.sub(replacement, "")  # reads the replacement too, whether or not it is used
+        except (re.error, IndexError) as error:
+            raise UsageError(
+                f"--rename {rule!r} is no valid regular expression and replacement",
+                why=str(error),
+                hint="Python's re.sub rules: \\1 is the first group",
+            ) from error
+        patterns.append((compiled, replacement))
 
     def rename(name: str) -> str:
         name = name.removeprefix(strip_prefix)
@@ -97,7 +124,7 @@ def with_dtype(checkpoint: Checkpoint, dtype: str, *, keep_masters: bool) -> Che
             entries[master] = checkpoint.entries.get(master, tensor.cast("float32"))
     if keep_masters and dtype == "float32":
         # An fp32 run has no separate masters: its weights are the masters of the source.
-        for key in [key for key in entries if key.slot == "master"]:
+        for key in [key for key in entries if key.slot == "master" and TensorKey(key.fqn) in entries]:
             value = TensorKey(key.fqn)
             entries[value] = entries.pop(key).with_role(entries[value].spec.role)
     return replace(checkpoint, entries=entries)

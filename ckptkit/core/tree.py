@@ -58,11 +58,16 @@ def dotted(path: Path) -> str:
 
 
 def is_tensors(tree: Tree) -> bool:
-    """Whether a tree is a flat, non-empty mapping of names to tensors (a model's state dict), extra state allowed."""
+    """Whether a tree is a flat, non-empty mapping of names to tensors (a model's state dict).
+
+    Extra state is allowed, and so are objects of unknown classes (a quantized weight): they do not hide the rest.
+    """
     if not isinstance(tree, Mapping) or not tree or not all(isinstance(key, str) for key in tree):
         return False
     values = [value for key, value in tree.items() if not str(key).endswith("_extra_state")]
-    return bool(values) and all(isinstance(value, Tensor) for value in values)
+    return any(isinstance(value, Tensor) for value in values) and all(
+        isinstance(value, Tensor | Opaque) for value in values
+    )
 
 
 def outline(tree: Tree, limit: int = 12) -> str:

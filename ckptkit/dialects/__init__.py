@@ -8,6 +8,8 @@ A dialect is a module with
     def write(state: State, format: str) -> Mapping[str, Contents]
         The mirror of `read`: trees by relative path ("" for a target that is one container). `format` is the container
         that was asked for; raises UsageError for one that this framework does not use.
+    def drops(state: State, format: str) -> Iterable[Drop]
+        Extras that this framework has no place for, with reasons. Left out where `write` writes all of them.
 
 and one or both of
 

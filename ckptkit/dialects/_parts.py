@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.checkpoint import Contents, State
 from ..core.disassemble import numbered
-from ..core.tree import Tree, is_tensors
+from ..core.tree import Tree, is_tensors, outline
 from ..errors import SourceError, UsageError
 
 # accelerate/utils/constants.py and fsdp_utils.py (1.15): sharded folders, whole files, one file a rank, plain files.
@@ -53,7 +53,11 @@ def model_of(contents: Contents) -> dict[str, Any]:
     if isinstance(tree, Mapping) and is_tensors(tree.get("model")):
         tree = tree["model"]
     if not is_tensors(tree):
-        raise SourceError("the part that should hold the model holds no state dict", why=contents.evidence)
+        raise SourceError(
+            "the part that should hold the model holds no state dict",
+            why=f"it saw {outline(tree)} ({contents.evidence})",
+            hint="name the model's part itself, or --dialect another framework",
+        )
     return dict(tree)
 
 
@@ -87,7 +91,11 @@ def fsdp_parts(state: State, format: str, *, plain_optimizer: str, framework: st
     names = {"dcp": ("pytorch_model_fsdp_0", "optimizer_0"), "full": ("pytorch_model_fsdp.bin", "optimizer.bin"),
              "safetensors": ("", plain_optimizer)}  # fmt: skip
     if format not in names:
-        raise UsageError(f"{framework} does not write {format}", hint=f"--to {', '.join(names)}")
+        raise UsageError(
+            f"{framework} does not write {format}",
+            why="it would not load what is written",
+            hint=f"--to {', '.join(names)}, or another --dialect",
+        )
     where, beside = names[format]
     wrapped = {"model": model} if format != "full" else model
     parts = {where: Contents(format, wrapped, f"written for {framework}", facts=facts)}

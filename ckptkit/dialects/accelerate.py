@@ -28,7 +28,7 @@ from ._parts import by_rank, fsdp_parts, model_part, model_state, optimizer_part
 NAME = "accelerate"
 _FILES = {"scheduler": "scheduler.bin", "sampler": "sampler.bin", "scaler": "scaler.pt",
           "dataloader": "dl_state_dict.bin"}  # fmt: skip
-_RANDOM, _CUSTOM = "random_states", "custom_checkpoint"
+_RANDOM, _CUSTOM, _OTHERS = "random_states", "custom_checkpoint", "ckptkit_extras"
 
 
 def find(path: Path) -> Mapping[str, Path] | None:
@@ -42,7 +42,12 @@ def find(path: Path) -> Mapping[str, Path] | None:
         name for name in ("model_1.safetensors", "pytorch_model_fsdp_1", "optimizer_1") if (path / name).exists()
     ]
     if several:
-        raise SourceError(f"{path} holds several models", why="one is carried at a time", faults=several)
+        raise SourceError(
+            f"{path} holds several models",
+            why="one model and one optimizer are carried at a time",
+            hint="name the part of one model, with the other files moved out of the folder",
+            faults=several,
+        )
     parts = {"model": model}
     optimizer = optimizer_part(path, "optimizer.bin")
     if optimizer is not None:
@@ -59,6 +64,13 @@ def read(parts: Mapping[str, Contents]) -> State:
         kind, _, number = role.partition(".")
         if kind in (_RANDOM, _CUSTOM):
             extras.setdefault(kind, {})[int(number)] = contents.tree
+    for number, tree in list(extras.get(_CUSTOM, {}).items()):
+        if isinstance(tree, Mapping) and set(tree) == {_OTHERS}:
+            # Written here for extras that accelerate knows nothing of.
+            del extras[_CUSTOM][number]
+            extras |= tree[_OTHERS]
+    if not extras.get(_CUSTOM, True):
+        del extras[_CUSTOM]
     return model_state(parts, extras)
 
 
@@ -72,8 +84,8 @@ def write(state: State, format: str) -> Mapping[str, Contents]:
     left = {r: t for r, t in state.extras.items() if r not in (*_FILES, _RANDOM, _CUSTOM)}
     if left:
         # accelerate keeps what a script registered for checkpointing in such files, and no other extras.
-        number = len(state.extras.get(_CUSTOM, {}))
-        parts[f"{_CUSTOM}_{number}.pkl"] = _torch({"ckptkit_extras": left})
+        number = max(state.extras.get(_CUSTOM, {}), default=-1) + 1
+        parts[f"{_CUSTOM}_{number}.pkl"] = _torch({_OTHERS: left})
     return parts
 
 

@@ -18,11 +18,11 @@ Source: transformers/trainer.py `_save_checkpoint`, `_load_optimizer_and_schedul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.checkpoint import Contents, State
+from ..core.checkpoint import Contents, Drop, State
 from ..core.tree import Tree
 from ._parts import by_rank, fsdp_parts, model_part, model_state, optimizer_part
 
@@ -64,13 +64,26 @@ def read(parts: Mapping[str, Contents]) -> State:
     return state
 
 
+def drops(state: State, format: str) -> Iterator[Drop]:
+    """The Trainer keeps no other extras; what a callback keeps is inside `trainer_state`."""
+    known = (*_FILES, "rng", "trainer_state", "step")
+    for name, tree in state.extras.items():
+        if name not in known:
+            yield Drop(name, "the Trainer's folder has no place for it")
+        elif name == "rng" and not _by_rank(tree):
+            yield Drop(name, "it is not by rank, as the Trainer's files of random states are")
+
+
+def _by_rank(tree: Tree) -> Mapping[int, Tree]:
+    return tree if isinstance(tree, Mapping) and all(isinstance(rank, int) for rank in tree) else {}
+
+
 def write(state: State, format: str) -> Mapping[str, Contents]:
     parts = fsdp_parts(state, format, plain_optimizer="optimizer.pt", framework=NAME)
     for role, name in _FILES.items():
         if role in state.extras:
             parts[name] = Contents("full", state.extras[role], f"written for {NAME}")
-    rng = state.extras.get("rng", {})
-    by_number = rng if isinstance(rng, Mapping) and all(isinstance(rank, int) for rank in rng) else {}
+    by_number = _by_rank(state.extras.get("rng", {}))
     for rank, tree in by_number.items():
         name = "rng_state.pth" if len(by_number) == 1 else f"rng_state_{rank}.pth"
         parts[name] = Contents("full", tree, f"written for {NAME}")

@@ -34,6 +34,7 @@ _RENAMED = {
     "lr_scheduler_state_dict": "scheduler", "scheduler_state": "scheduler", "lr_sched": "scheduler",
     "step": "step", "global_step": "step", "iteration": "step", "iter": "step", "num_steps": "step", "it": "step",
 }  # fmt: skip
+_ROLES = ("model", "optimizer", "master")  # names that are written
 # Top-level names of frameworks with dialects of their own: their keys are not for this one.
 _OTHERS = frozenset({"app", "pytorch-lightning_version", "train_state"})
 _DEEPSPEED = ("zero", "universal")  # containers whose keys only DeepSpeed writes
@@ -72,10 +73,14 @@ def read(parts: Mapping[str, Contents]) -> State:
         return State(model=tree, warnings=contents.warnings, **contents.facts)
     model, optimizer = _model_key(tree), _optimizer_key(tree)
     assert model is not None, "claims() said so"
-    masters = tree.get("master", {})
-    extras = {}
+    masters = tree["master"] if is_tensors(tree.get("master")) else {}
+    roles = {model, optimizer, *(["master"] if masters else [])}
+    extras: dict[str, Any] = {}
     for name, value in tree.items():
-        if name not in (model, optimizer, "master"):
+        if name in _ROLES and name not in roles:
+            # `{"state_dict": ..., "model": "resnet50"}`: a role's name for something else.
+            extras[f"{name}_"] = value
+        elif name not in roles:
             known = _RENAMED.get(name, name)
             # Two names of one role (`step` and `iteration`) keep their own names.
             extras[known if known not in extras and (known == name or known not in tree) else name] = value

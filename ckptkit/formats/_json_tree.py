@@ -46,15 +46,17 @@ def said(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
 
 def _leaf(value: Any) -> Any:
     """Floats keep every bit: Python writes and reads their shortest exact text, and nan and inf by name."""
-    if value is None or isinstance(value, bool | int | float | str) or value in ([], {}):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, list | dict | tuple) and not value:
+        return {_MARK: "tuple", "value": []} if isinstance(value, tuple) else value
     if isinstance(value, bytes):
         return {_MARK: "bytes", "value": value.hex()}
     if isinstance(value, torch.dtype):
         return {_MARK: "dtype", "value": dtype_name(value)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {_MARK: "array", "value": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
-    return {_MARK: "tuple", "value": []} if value == () else _UNSAID
+    return _UNSAID
 
 
 def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -79,7 +81,11 @@ def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tuple(decoded(item, tensors) for item in inner)
     if kind == "dict":
         return {_hashable(decoded(key, tensors)): decoded(item, tensors) for key, item in inner}
-    raise SourceError(f"the optimizer file names a {kind} {inner!r} that it does not hold", hint="copy it again")
+    raise SourceError(
+        f"the optimizer file names a {kind} {inner!r} that it does not hold",
+        why="its metadata and its tensors are not of one save",
+        hint="copy it again",
+    )
 
 
 def _hashable(key: Any) -> Any:

@@ -25,7 +25,8 @@ from ..core.dtype import ITEMSIZE
 from ..core.layout import Body, Layout, OutFile, Raw
 from ..core.options import ReadOptions, WriteOptions
 from ..core.spec import Tensor, TensorKey
-from ..errors import SourceError
+from ..core.tree import is_tensors, outline
+from ..errors import SourceError, UsageError
 from ..io.safetensors_file import DTYPES, SHARDING, read_file, read_header
 from ..io.torch_file import is_torch_file, load_tree
 from ._json_tree import decoded, said, unsaid
@@ -59,16 +60,29 @@ def _metadata(path: Path) -> Mapping[str, Any]:
 
 
 def read(path: Path, options: ReadOptions) -> Contents:
-    files, evidence = _files(path)
-    tensors: dict[str, Tensor] = {}
+    files, evidence, indexed = _files(path)
+    tensors: dict[str, Any] = {}
     metadata: dict[str, str] = {}
     for file in files:
         found, notes = _read_file(file)
         doubled = sorted(set(found) & set(tensors))
         if doubled:
-            raise SourceError(f"{file} holds tensors that another file holds too", faults=doubled[:20])
+            raise SourceError(
+                f"{file} holds tensors that another file holds too",
+                why="files of two saves lie in one folder",
+                hint="restore the files of one save",
+                faults=doubled[:20],
+            )
         tensors |= found
         metadata |= notes
+    absent = sorted(indexed - set(tensors) - set(metadata))
+    if absent:
+        raise SourceError(
+            f"{path} lacks {len(absent)} tensors that its index names",
+            why="the files are of another save than the index",
+            hint="restore the files of one save",
+            faults=absent[:20],
+        )
     # `save_model` notes alias -> owner beside `format`; a note whose owner is no tensor is somebody's own metadata.
     aliases = {alias: owner for alias, owner in metadata.items() if owner in tensors and alias not in tensors}
     model = {**tensors, **{alias: tensors[owner] for alias, owner in aliases.items()}}
@@ -79,41 +93,64 @@ def read(path: Path, options: ReadOptions) -> Contents:
     return Contents(NAME, tree, evidence, world_size=1, facts={"aliases": aliases, "ordered": False})
 
 
-def _files(path: Path) -> tuple[list[Path], str]:
+def _files(path: Path) -> tuple[list[Path], str, set[str]]:
+    """The files that hold the weights, the evidence, and the tensors that an index says they hold."""
     if path.is_file():
-        return [path], "a safetensors file"
+        return [path], "a safetensors file", set()
     for name in _INDEXES:
         if (path / name).is_file():
             try:
-                names = sorted(set(json.loads((path / name).read_text())["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError) as error:
-                raise SourceError(f"{path / name} is no index", why=str(error), hint="copy it again") from error
+                weights = {str(k): str(v) for k, v in json.loads((path / name).read_text())["weight_map"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise SourceError(f"{path / name} is no index", why=repr(error), hint="copy it again") from error
+            names = sorted(set(weights.values()))
             bad = [each for each in names if Path(each).name != each]
             if bad:
-                raise SourceError(f"{path / name} points outside of its folder", faults=bad)
+                raise SourceError(
+                    f"{path / name} points outside of its folder",
+                    why="an index names files beside it, and nothing else is read",
+                    hint="ask where this checkpoint comes from",
+                    faults=bad,
+                )
             missing = [each for each in names if not (path / each).is_file()]
             if missing:
                 raise SourceError(
                     f"{path} lacks {len(missing)} of the {len(names)} files that its index names",
+                    why="they were not copied, or the save was interrupted",
                     hint="copy the missing files",
                     faults=missing,
                 )
-            return [path / each for each in names], name
-    name = next(name for name in _SINGLES if (path / name).is_file())
-    return [path / name], name
+            return [path / each for each in names], name, set(weights)
+    single = next((name for name in _SINGLES if (path / name).is_file()), None)
+    if single is None:
+        raise SourceError(
+            f"{path} holds no weights that Hugging Face's libraries would find",
+            why=f"there is none of {', '.join((*_INDEXES, *_SINGLES))}",
+            hint="name the file itself",
+        )
+    return [path / single], single, set()
 
 
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_file(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
     if is_torch_file(path):
         tree = load_tree(path)
-        return {name: value for name, value in tree.items() if isinstance(value, Tensor)}, {}
+        if not is_tensors(tree):
+            raise SourceError(
+                f"{path} holds no state dict", why=f"it saw {outline(tree)}", hint="--from full reads other torch files"
+            )
+        return tree, {}
     return read_file(path)
 
 
 def _read_optimizer(path: Path) -> dict[str, Any]:
     tensors, metadata = _read_file(path)
-    groups = decoded(json.loads(metadata.get(_GROUPS, "[]")), tensors)
-    extras = decoded(json.loads(metadata.get(_EXTRAS, "{}")), tensors)
+    try:
+        groups = decoded(json.loads(metadata.get(_GROUPS, "[]")), tensors)
+        extras = decoded(json.loads(metadata.get(_EXTRAS, "{}")), tensors)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise SourceError(
+            f"{path} has no sound optimizer metadata", why=repr(error), hint="copy it again from where it was written"
+        ) from error
     state: dict[str, dict[str, Any]] = extras.pop(_VALUES, {})
     for name, tensor in tensors.items():
         if not name.startswith(f"{_EXTRAS}."):
@@ -145,8 +182,13 @@ def layout(contents: Contents, options: WriteOptions) -> Layout:
     files = _weights(owned, aliases, options.max_shard_size)
     if options.with_optimizer and len(contents.tree) > 1:
         files = [_optimizer_file(contents.tree), *files]
-    single = options.single_file and len(files) == 1
-    return Layout(tuple(files), is_file=single)
+    if options.single_file and len(files) > 1:
+        raise UsageError(
+            f"the target is one .safetensors file and {len(files)} are to be written",
+            why="the weights are more than --max-shard-size, or --optimizer asks for a second file",
+            hint="name a folder, or give a greater --max-shard-size",
+        )
+    return Layout(tuple(files), is_file=options.single_file)
 
 
 def _weights(tensors: Mapping[str, Tensor], aliases: Mapping[str, str], limit: int) -> list[OutFile]:

@@ -90,5 +90,10 @@ def _offsets(
         raise SourceError(f"{name} ends early", why=f"{at - size} bytes are missing", hint="copy it again")
     missing = sorted(set(kinds) - set(offsets))
     if missing:
-        raise SourceError(f"{name} names storages that it does not hold", why="it was changed", faults=missing[:20])
+        raise SourceError(
+            f"{name} names storages that it does not hold",
+            why="the file was changed",
+            hint="copy the file again",
+            faults=missing[:20],
+        )
     return offsets

@@ -44,7 +44,11 @@ def facts_of(model: nn.Module) -> ModelFacts:
 def _build(name: str) -> nn.Module:
     module, _, factory = name.partition(":")
     if not module or not factory:
-        raise UsageError(f"--model {name!r} names no factory", hint="--model pkg.mod:factory, as in train:build_model")
+        raise UsageError(
+            f"--model {name!r} names no factory",
+            why="a module and a function in it are needed, with a colon between them",
+            hint="--model pkg.mod:factory, as in train:build_model",
+        )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -60,5 +64,9 @@ def _build(name: str) -> nn.Module:
             hint="the factory takes no arguments, and its module is found from the current folder or is installed",
         ) from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name} answered a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(
+            f"{name} answered a {type(model).__name__}, not a torch.nn.Module",
+            why="names and shapes are taken from the module itself",
+            hint="name a function that takes no arguments and returns the model",
+        )
     return model

@@ -135,5 +135,9 @@ class Inflated:
         begin = self.offset + start
         part = memoryview(self._data)[begin : begin + len(buffer)]
         if len(part) < len(buffer):
-            raise SourceError("a compressed entry is shorter than its header says", hint="copy the checkpoint again")
+            raise SourceError(
+                "a compressed entry is shorter than its header says",
+                why="the file is damaged, or its metadata is of another save",
+                hint="copy the checkpoint again",
+            )
         buffer[:] = part

@@ -33,7 +33,11 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
             start, end = map(int, entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"{path}: the header says nothing sound of {name}", why=repr(error)) from error
+            raise SourceError(
+                f"{path}: the header says nothing sound of {name}",
+                why=repr(error),
+                hint="the file is damaged; copy it again",
+            ) from error
         tensor = Tensor.at(FileExtent(str(path), base + start), shape, dtype)
         if start < 0 or end - start != tensor.spec.nbytes or base + end > size or any(n < 0 for n in shape):
             raise SourceError(
@@ -52,11 +56,15 @@ def read_header(path: Path) -> tuple[dict[str, Any], int, int]:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
         if length > min(size - 8, _LIMIT):
-            raise SourceError(f"{path} is no whole safetensors file", why="its header is longer than the file")
+            raise SourceError(
+                f"{path} is no whole safetensors file",
+                why="its header is longer than the file",
+                hint="it is truncated; copy it again",
+            )
         try:
             header = json.loads(file.read(length))
             if not isinstance(header, dict):
                 raise ValueError("the header is no object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{path} is no safetensors file", why=str(error), hint="copy it again") from error
     return header, 8 + length, size

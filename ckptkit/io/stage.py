@@ -30,8 +30,10 @@ class FileSink:
         os.pwrite(self.descriptor, data, offset)
 
     def close(self) -> None:
-        os.fsync(self.descriptor)
-        os.close(self.descriptor)
+        try:
+            os.fsync(self.descriptor)
+        finally:
+            os.close(self.descriptor)
 
 
 @dataclass(frozen=True, slots=True)

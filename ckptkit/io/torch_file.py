@@ -90,11 +90,12 @@ def load_raw(path: str | os.PathLike[str], start: int = 0, size: int | None = No
             if start < 0 or size < 0 or start + size > total:
                 raise SourceError(
                     f"{name} ends early: an entry at {start} of {size} bytes, the file has {total}",
-                    hint="the file is truncated; copy the checkpoint again",
+                    why="the file is truncated",
+                    hint="copy the checkpoint again",
                 )
             return _load(io.BufferedReader(_Window(file, start, size)), name, start)
     except FileNotFoundError as error:
-        raise SourceError(f"{name} does not exist", hint="check the path") from error
+        raise SourceError(f"{name} does not exist", why=str(error), hint="check the path") from error
     except OSError as error:
         raise SourceError(f"cannot read {name}", why=str(error), hint="check that it is a readable file") from error
 
@@ -110,7 +111,11 @@ def load_tree_of_bytes(data: bytes, name: str) -> Tree:
 
     def extent(stub: TensorStub, offset: int) -> Place:
         if stub.storage.offset + stub.storage.nbytes > len(data):
-            raise SourceError(f"{name} ends early: storage {stub.storage.key} reaches beyond it", hint="copy it again")
+            raise SourceError(
+                f"{name} ends early: storage {stub.storage.key} reaches beyond it",
+                why="the file is damaged",
+                hint="copy it again",
+            )
         return Constant(memoryview(data)[offset:])
 
     return as_tree(raw, lambda stub: to_tensor(stub, extent))
