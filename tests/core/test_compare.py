@@ -23,9 +23,7 @@ def plain(values: torch.Tensor) -> Tensor:
 
 @settings(max_examples=100)
 @given(full_shapes, layouts, layouts, world_sizes, st.integers(1, 40), st.integers(0, 999))
-def test_one_flipped_bit_is_found(
-    shape: Shape, left: Layout, right: Layout, ranks: int, chunk: int, seed: int
-) -> None:
+def test_one_flipped_bit_is_found(shape: Shape, left: Layout, right: Layout, ranks: int, chunk: int, seed: int) -> None:
     values = numbered(shape) + 1
     at, bit = random.Random(seed).randrange(values.numel()), random.Random(seed).randrange(32)
     other = values.clone()
