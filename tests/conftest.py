@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,23 +33,25 @@ def pool() -> Iterator[object]:
 def fixture_dir() -> Callable[[str], Path]:
     """`fixture_dir("zero2")`: a folder with ckpt..., truth.json, truth.pt and continue.json, see fixtures/catalog.py.
 
-    Read it, never write into it: it is kept for all tests and later runs, under the hash of all that it depends on.
+    Read it, never write into it: it is kept for all tests and later runs, under a hash of all that it depends on.
     """
     from filelock import FileLock
 
     from ckptkit.verify.pool import Pool
-    from fixtures.make import RANKS, find, fingerprint, make
+    from fixtures.fingerprint import fingerprint
+    from fixtures.make import RANKS, find, make
 
-    cache = ROOT / ".cache" / "fixtures" / fingerprint()
-    cache.mkdir(parents=True, exist_ok=True)
-
+    @cache
     def build(name: str) -> Path:
-        folder = cache / name
+        fixture = find(name)
+        parent = ROOT / ".cache" / "fixtures" / fingerprint(fixture)
+        folder = parent / name
         if not folder.exists():
-            with FileLock(cache / f"{name}.lock"):
+            parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(parent / ".lock"):
                 if not folder.exists():
                     with Pool(RANKS) as ranks:
-                        make(find(name), cache, ranks)
+                        make(fixture, parent, ranks)
         return folder
 
     return build

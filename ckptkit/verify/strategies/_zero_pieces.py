@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ._gather import Piece, state_pieces
 
 
-def engine_pieces(engine: Any, *, low_precision: bool) -> list[Piece]:
+def engine_pieces(engine: Any) -> list[Piece]:
     """Pieces of everything that this rank holds; masters only where the weights are of lower precision."""
     names = {id(p): name for name, p in engine.module.named_parameters()}
     optimizer = engine.optimizer
@@ -29,6 +30,7 @@ def engine_pieces(engine: Any, *, low_precision: bool) -> list[Piece]:
             found += _bf16_optimizer(names, optimizer)
         else:
             found += _stage0(names, optimizer)
+    low_precision = next(engine.module.parameters()).dtype != torch.float32
     return [piece for piece in found if piece.slot != "master" or low_precision]
 
 

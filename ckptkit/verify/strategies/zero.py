@@ -71,7 +71,7 @@ class ZeroRun:
         return record
 
     def full_state(self) -> FullState:
-        pieces = engine_pieces(self.engine, low_precision=self.options.precision == "bf16")
+        pieces = engine_pieces(self.engine)
         pieces += buffer_pieces(self.engine.module, self.names)
         tensors = exchange(pieces, self.names.shapes)
         groups = [
