@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import ckptkit
+from ckptkit.errors import CkptkitError
 from ckptkit.verify.strategies import Options, get_strategy
 from ckptkit.verify.workload import Workload
 
@@ -35,3 +38,47 @@ def train_and_save(target: str, strategy: str, options: dict[str, Any], steps: i
     ckptkit.save(target, model, optimizer, run.scheduler, step=run.done, extras={"note": {"tokens": 7}}, **save)
     dist.barrier()
     return [run.step().loss for _ in range(steps)]
+
+
+def resume_each(cells: list[dict[str, Any]], strategy: str, steps: int) -> list[list[float] | str]:
+    """Collective. `resume` for each cell; one that fails answers its traceback and the others go on."""
+    return [_guarded(lambda cell=cell: resume(strategy=strategy, steps=steps, **cell)) for cell in cells]
+
+
+def _guarded(work: Any) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        return "".join(traceback.format_exception(error))[-1500:]
+
+
+def bytes_read(source: str, strategy: str, factory: str, options: dict[str, Any], workload: dict[str, str]) -> int:
+    """Collective. How many bytes this rank reads to load the source."""
+    run: Any = get_strategy(strategy).build(Workload(**workload), Options(**options))
+    return ckptkit.load(source, run.model, run.optimizer, factory=factory).nbytes
+
+
+def load_errors(source: str, strategy: str) -> dict[str, tuple[str, list[str]]]:
+    """What `load` says to a model that does not fit, and to an optimizer of another model."""
+    found = {}
+    run: Any = get_strategy(strategy).build(Workload(), Options())
+    stranger = torch.nn.ModuleDict({"embedding": torch.nn.Linear(5, 3), "new": torch.nn.Linear(2, 2)})
+    for name, model, optimizer in (
+        ("other model", stranger, None),
+        ("optimizer of another model", run.model, torch.optim.SGD(stranger.parameters(), lr=0.1)),
+    ):
+        try:
+            ckptkit.load(source, model, optimizer)
+        except CkptkitError as error:
+            found[name] = (type(error).__name__, list(error.faults))
+    return found
+
+
+def save_error(target: str) -> tuple[str, str]:
+    """Collective. The error that this rank gets for a target that exists."""
+    run: Any = get_strategy("fsdp2").build(Workload(), Options())
+    try:
+        ckptkit.save(target, run.model, run.optimizer)
+    except CkptkitError as error:
+        return type(error).__name__, error.what
+    return "", ""

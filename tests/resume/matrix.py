@@ -34,14 +34,13 @@ SOURCES = {
 class Target:
     """A column: what `convert` is asked for, and which strategy's own loader takes it.
 
-    `seed` 0 where DeepSpeed leaves frozen parameters and buffers at their initial values (universal): they are then
-    those of the source.
+    DeepSpeed leaves buffers and frozen parameters at their initial values when it loads a universal checkpoint: that
+    column's jobs put them back by hand, as the plan's warning says that one must.
     """
 
     strategy: str
     form: str
     convert: dict[str, Any] = field(default_factory=dict)
-    seed: int = 77
 
 
 TARGETS = {
@@ -52,7 +51,7 @@ TARGETS = {
     "ZeRO-1": Target("zero1", "native", {"to": "zero1", "world_size": WORLD_SIZE}),
     "ZeRO-2": Target("zero2", "native", {"to": "zero2", "world_size": WORLD_SIZE}),
     "ZeRO-3": Target("zero3", "native", {"to": "zero3", "world_size": WORLD_SIZE}),
-    "universal": Target("zero1", "universal", {"to": "universal"}, seed=0),
+    "universal": Target("zero1", "universal", {"to": "universal"}),
 }
 
 
@@ -78,7 +77,7 @@ def run_column(
     cells = [convert_cell(truth, target, folder / name, **more) for name, truth in truths.items()]
     results = pool.run(
         "tests.resume.jobs:resume_all", world_size=WORLD_SIZE, cells=cells, strategy=target.strategy,
-        form=target.form, steps=STEPS, seed=target.seed,
+        form=target.form, steps=STEPS,
     )  # fmt: skip
     return {name: (results[0][index], expected(truth)) for index, (name, truth) in enumerate(truths.items())}
 
