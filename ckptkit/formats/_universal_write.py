@@ -16,6 +16,7 @@ from ..core.layout import Layout, OutFile, Raw
 from ..core.options import WriteOptions
 from ..core.spec import Tensor, TensorKey
 from ..core.tree import Tree
+from ..io.pickle_out import StorageSlice
 from ..io.torch_layout import torch_file
 from ._zero_config import Config, read_config
 from ._zero_files import scalar
@@ -119,25 +120,32 @@ def universal_warnings(source: Source, config: Config) -> list[str]:
             f"initial values when it loads a universal checkpoint ({', '.join(left[:4])}, ...); {native} restores them"
         )
     if config.stage == 3:
-        differing = sorted(_differing([group.hyper for group in source.groups]))
-        if differing:
-            out.append(
-                "DeepSpeed gives every group the hyper-parameters of the first when it loads a universal checkpoint of "
-                f"stage 3: {', '.join(differing)} differ here; {native} keeps them"
-            )
-        steps = {_number(group.shared["step"]) for group in source.groups if "step" in group.shared}
-        if len(steps) > 1:
-            out.append(f"DeepSpeed takes the first group's step for all; they differ here; {native} keeps them")
+        out += _stage3_warnings(source, config, native)
     return out
+
+
+def _stage3_warnings(source: Source, config: Config, native: str) -> Iterator[str]:
+    """`load_hp_checkpoint_state_from_checkpoint_dir_stage3` knows one group and one step for all."""
+    differing = sorted(_differing([group.hyper for group in source.groups]))
+    if differing:
+        yield (
+            "DeepSpeed gives every group the hyper-parameters of the first when it loads a universal checkpoint of "
+            f"stage 3: {', '.join(differing)} differ here; {native} keeps them"
+        )
+    steps = [group.shared["step"] for group in source.groups if "step" in group.shared]
+    if len({scalar(step) if isinstance(step, Tensor) else step for step in steps}) > 1:
+        yield f"DeepSpeed takes the first group's step for all; they differ here; {native} keeps them"
+    units = sum(map(len, sub_group_ids(source, config)))
+    if units > 1 and any(isinstance(shared_tree(group, config).get("step"), StorageSlice) for group in source.groups):
+        yield (
+            f"after loading a universal checkpoint of stage 3 DeepSpeed keeps one step counter for all {units} groups, "
+            f"and an optimizer of torch counts it {units} times a step; {native} keeps them apart"
+        )
 
 
 def _differing(groups: list[Mapping[str, Any]]) -> set[str]:
     keys = {key for group in groups for key in group}
     return {key for key in keys if len({repr(_plain(group.get(key))) for group in groups}) > 1}
-
-
-def _number(step: Any) -> Any:
-    return scalar(step) if isinstance(step, Tensor) else step
 
 
 def _plain(value: Any) -> Any:

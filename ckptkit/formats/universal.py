@@ -8,8 +8,8 @@ Written: `--to universal` (for ZeRO 1 and 2) and `--to universal3`; an engine wi
 them at any number of ranks.
 
 What DeepSpeed (0.19.8) then does not restore, though it is in the files: buffers and frozen parameters keep their
-initial values, and at ZeRO 3 every group gets the hyper-parameters of the first. The native target (`--to zero2`,
-`zero3`) has none of these faults.
+initial values; at ZeRO 3 every group gets the hyper-parameters of the first, and all share one step counter, which
+optimizers of torch then count once a group. The native target (`--to zero2`, `zero3`) has none of these faults.
 """
 
 from __future__ import annotations

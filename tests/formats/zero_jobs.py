@@ -14,10 +14,11 @@ from ckptkit.verify.workload import Workload
 
 @dataclass(slots=True)
 class Resumed:
-    """What a run held after loading, and what it computed from there."""
+    """What a run held after loading, what it computed from there, and the optimizer's steps at the end."""
 
     state: FullState
     losses: list[float]
+    steps: dict[str, float]
     global_steps: int
     client: dict[str, Any]
 
@@ -30,23 +31,34 @@ def resume(
     options: dict[str, Any] | None = None,
     workload: dict[str, str] | None = None,
     steps: int = 3,
+    repair: str | None = None,
 ) -> Resumed | None:
-    """Collective. A run of another seed loads `path` and trains `steps` more; the answer of rank 0."""
+    """Collective. A run of another seed loads `path` and trains `steps` more; the answer of rank 0.
+
+    `repair`: a truth.pt from which buffers and frozen parameters are set by hand, which DeepSpeed leaves alone when it
+    loads a universal checkpoint.
+    """
     made = Options(**{**(options or {}), "seed": 5})
     run = get_strategy(strategy).build(Workload(**(workload or {})), made)
-    client: dict[str, Any] = {}
-    if form == "native":
-        found, client = run.engine.load_checkpoint(path)
-        assert found is not None
-        run.done = run.engine.global_steps
-    else:
-        run.load(Path(path), form)
-    engine = run.engine
+    run.engine._config.load_universal_checkpoint = form == "universal"
+    found, client = run.engine.load_checkpoint(path)
+    assert found is not None
+    run.done = run.engine.global_steps
     state = run.full_state()
+    if repair is not None:
+        _set_the_rest(run.engine.module, torch.load(repair, weights_only=True))
     losses = [run.step().loss for _ in range(steps)]
+    counted = {fqn: float(t) for (fqn, slot), t in run.full_state().tensors.items() if slot == "step"}
     if torch.distributed.get_rank():
         return None
-    return Resumed(state, losses, engine.global_steps - steps, {key: client.get(key) for key in ("note",)})
+    return Resumed(state, losses, counted, run.engine.global_steps - steps, {"note": client.get("note")})
+
+
+def _set_the_rest(module: torch.nn.Module, tensors: dict[tuple[str, str], torch.Tensor]) -> None:
+    frozen = [(name, p.data) for name, p in module.named_parameters() if not p.requires_grad]
+    for name, held in (*frozen, *module.named_buffers()):
+        if (name, "value") in tensors:
+            held.copy_(tensors[name, "value"])
 
 
 def train_on(strategy: str, path: str, out: str) -> None:
