@@ -20,7 +20,9 @@ class WriteOptions:
     """How a container lays out its files. Each container reads the fields that concern it.
 
     `target` is the name that was asked for: a container may serve several (`zero1`, `zero2`). `source_world_size` is
-    that of the source, for `world_size=None`. `sizes` and limits are in bytes.
+    that of the source, for `world_size=None`. `sizes` and limits are in bytes. `mesh` is the device type and the
+    dimension's name of the mesh that DTensors carry, `cuda:fsdp` or, without a name, `cuda`: torch loads a rank's file
+    only into a model over an equal mesh.
     """
 
     target: str
@@ -34,6 +36,7 @@ class WriteOptions:
     with_optimizer: bool = True
     single_file: bool = False
     ds_config: dict[str, object] | None = None
+    mesh: str = "cuda:fsdp"
     hints: Hints = field(default_factory=Hints)
 
     @property

@@ -149,9 +149,12 @@ def _sharded_tensor(value: Standin) -> Sharded:
         raise ValueError(f"its dtype is {dtype}")
     parts = []
     for each in shards:
-        where = each.attribute("metadata")
+        # torch pickles a shard's fields; ckptkit writes a call of its class with the same two.
+        where, stub = each.args if each.args else (each.attribute("metadata"), each.attribute("tensor"))
+        if isinstance(where, TensorStub):
+            where, stub = stub, where
         box = Box(tuple(where.attribute("shard_offsets")), tuple(where.attribute("shard_sizes")))
-        stored = to_tensor(each.attribute("tensor"))
+        stored = to_tensor(stub)
         if len(box.sizes) == 1 and stored.spec.numel < box.numel:
             # A flat parameter's last shard may be stored without its padding.
             box = Box(box.offsets, stored.spec.shape)

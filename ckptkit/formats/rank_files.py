@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint import Contents
-from ..core.options import ReadOptions
+from ..core.layout import Layout
+from ..core.options import ReadOptions, WriteOptions
 from ..core.rank_names import rank_of
 from ..core.spec import Tensor
 from ..core.tree import Tree
 from ..errors import SourceError
+from . import _rank_write
 from ._rank_flat import is_flat, model_of, units_of
 from ._rank_merge import Merge, extra
 from ._rank_optimizer import is_local, of_shapes, of_units
@@ -31,6 +33,10 @@ from ._rank_parts import Sharded
 from ._rank_sets import Loaded, load, named_sets, unnamed_set
 
 NAME = "rank_files"
+TARGETS = {
+    "verl": "FSDP2 DTensors, one file a rank, in verl's names",
+    _rank_write.FSDP1: "FSDP1 sharded state dicts, one file a rank",
+}
 _Ranks = Mapping[int, Tree]
 
 
@@ -156,3 +162,7 @@ def _shapes(files: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tup
             seen |= {tensor.storage} if tensor.storage is not None else set()
             out[name] = tensor.spec.shape
     return out
+
+
+def layout(contents: Contents, options: WriteOptions) -> Layout:
+    return _rank_write.layout(contents, options)

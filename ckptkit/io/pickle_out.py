@@ -13,6 +13,7 @@ import torch
 
 from ..core.dtype import ITEMSIZE
 from ..core.gather import packed_strides
+from ..core.place import Constant
 from ..core.spec import Tensor
 from ..core.tree import Opaque, TensorRef, Tree
 
@@ -86,6 +87,9 @@ class _TorchPickler(_PICKLER):
         )  # fmt: skip
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            # A small tensor inside an object of torch's own, such as the ranks of a device mesh.
+            value = Tensor.at(Constant(value.numpy().tobytes()), tuple(value.shape), str(value.dtype)[len("torch.") :])
         if isinstance(value, Tensor):
             value = StorageSlice(value, value.spec.dtype, value.spec.numel, value.spec.shape)
         if isinstance(value, StorageSlice):

@@ -1,0 +1,102 @@
+"""What stands for a rank's part of a tensor in its file: a DTensor or a ShardedTensor, as torch pickles them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.box import Box, shard
+from ..core.gather import packed_strides
+from ..core.spec import Tensor
+from ..errors import UsageError
+from ..io.move import torch_dtype
+from ..io.pickle_out import Call, Global, StorageSlice
+
+_WRAP = Global("torch._utils", "_rebuild_wrapper_subclass")
+_FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
+_DTENSOR = Global("torch.distributed.tensor", "DTensor")
+_SHARDED = Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
+_SHARD = Global("torch.distributed._shard.sharded_tensor.shard", "Shard")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a storage of a rank's file holds: a box of a tensor (of no rows where the rank has none), named for
+    messages."""
+
+    name: str
+    tensor: Tensor
+    box: Box
+
+    @property
+    def slice(self) -> StorageSlice:
+        return StorageSlice(self, self.tensor.spec.dtype, self.box.numel, self.box.sizes)
+
+
+def mesh_of(text: str, rank: int, ranks: int) -> Any:
+    """The device mesh `type[:name]` over all ranks, as rank `rank` sees it. No process group is needed.
+
+    Raises UsageError where the installed torch cannot make a mesh without one.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if "_rank" not in inspect.signature(DeviceMesh.__init__).parameters:
+        raise UsageError(
+            "this torch cannot make a device mesh without a process group, so DTensors cannot be written",
+            hint="write with a newer torch, or --to dcp, which every torch loads",
+        )
+    device, _, name = text.partition(":")
+    names = (name,) if name else None
+    mesh = DeviceMesh(device, torch.arange(ranks), mesh_dim_names=names, _init_backend=False, _rank=rank)
+    # A mesh over all ranks uses the default process group, whose name is "0" in every torch: optimizer states keep the
+    # mesh that they were loaded with, and communicate over it.
+    setattr(mesh, "_dim_group_names", ["0"])  # noqa: B010
+    return mesh
+
+
+def _wrapped(kind: Global, part: Part, state: Any) -> Call:
+    spec = part.tensor.spec
+    # class, dtype, size, stride, storage offset, layout, device, requires_grad. On the CPU whatever the mesh is of, as
+    # `offload_to_cpu` leaves them: who loads it moves it.
+    stride = packed_strides(spec.shape)
+    args = (kind, torch_dtype(spec.dtype), spec.shape, stride, 0, torch.strided, torch.device("cpu"), False)
+    return Call(_FROM_TYPE, (_WRAP, kind, args, state))
+
+
+def dtensor(part: Part, mesh: Any) -> Call:
+    """A DTensor of the part, split along its first dimension over the mesh."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = part.tensor.spec
+    meta = TensorMeta(torch.Size(spec.shape), packed_strides(spec.shape), torch_dtype(spec.dtype))
+    state = {"_local_tensor": part.slice, "_spec": DTensorSpec(mesh, (Shard(0),), tensor_meta=meta)}
+    return _wrapped(_DTENSOR, part, (None, state))
+
+
+def sharded_tensor(part: Part, rank: int, ranks: int, device: str) -> Call:
+    """A ShardedTensor of the part: its own shard, and the metadata of all (`_create_chunk_sharded_tensor`)."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+
+    spec = part.tensor.spec
+    boxes = [shard(spec.shape, 0, ranks, each) for each in range(ranks)]
+    shards = [
+        ShardMetadata(list(box.offsets), list(box.sizes), f"rank:{each}/{_device(device, each)}")
+        for each, box in enumerate(boxes)
+        if box is not None
+    ]
+    properties = TensorProperties(dtype=torch_dtype(spec.dtype))
+    metadata = ShardedTensorMetadata(shards, torch.Size(spec.shape), properties)
+    group = ShardedTensor.ProcessGroupState(rank, rank, ranks, ranks)
+    own = [Call(_SHARD, (part.slice, shards[rank]))] if part.box.numel else []
+    return _wrapped(_SHARDED, part, (own, metadata, group, EnumerableShardingSpec(shards), False))
+
+
+def _device(device: str, rank: int) -> str:
+    return device if device == "cpu" else f"{device}:{rank}"
