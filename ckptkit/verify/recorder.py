@@ -290,7 +290,7 @@ def _watch_scalers(recorder: Recorder) -> None:
     def scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, outputs: Any) -> Any:
             result = original(self, outputs)
-            if isinstance(result, torch.Tensor) and self.is_enabled():
+            if isinstance(result, torch.Tensor) and self.is_enabled() and not hasattr(result, "_ckptkit_scale"):
                 result._ckptkit_scale = float(self.get_scale())  # type: ignore[attr-defined]
             return result
 
@@ -307,7 +307,10 @@ def _watch_scalers(recorder: Recorder) -> None:
 
         return call
 
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
     around(torch.amp.GradScaler, "scale", scaled)
+    around(ShardedGradScaler, "scale", scaled)  # overrides it
     around(torch.amp.GradScaler, "step", stepped)
 
 
