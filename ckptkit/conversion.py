@@ -55,6 +55,7 @@ class Options:
     rename: tuple[str, ...] = ()
     max_shard_size: int = 5_000_000_000
     ds_config: dict[str, object] | None = None
+    mesh: str = "cuda:fsdp"
     allow_drop: bool = False
     overwrite: bool = False
     check: Check = "full"
@@ -116,6 +117,7 @@ def convert(
     rename: Sequence[str] = (),
     max_shard_size: int = 5_000_000_000,
     ds_config: dict[str, object] | None = None,
+    mesh: str = "cuda:fsdp",
     param_names: Sequence[str] | None = None,
     model: str | None = None,
     allow_drop: bool = False,
@@ -136,7 +138,7 @@ def convert(
     """
     options = Options(
         to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
-        strip_prefix, tuple(rename), max_shard_size, ds_config, allow_drop, overwrite, check, workers,
+        strip_prefix, tuple(rename), max_shard_size, ds_config, mesh, allow_drop, overwrite, check, workers,
     )  # fmt: skip
     _check_options(options)
     target = Path(dst)
@@ -219,6 +221,7 @@ def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None
         max_shard_size=options.max_shard_size,
         with_optimizer=options.optimizer and not options.weights_only,
         ds_config=options.ds_config,
+        mesh=options.mesh,
         single_file=target is not None and target.suffix == ".safetensors",
     )
     parts = writer.write(state, container.NAME)

@@ -62,6 +62,9 @@ def command(
     ] = None,
     max_shard_size: Annotated[str, typer.Option("--max-shard-size", help="safetensors: split above this.")] = "5GB",
     ds_config: Annotated[Path | None, typer.Option("--ds-config", help="DeepSpeed JSON: options of layout.")] = None,
+    mesh: Annotated[
+        str, typer.Option("--mesh", metavar="TYPE[:NAME]", help="rank_files: the mesh of its DTensors.")
+    ] = "cuda:fsdp",
     param_names: Annotated[
         Path | None, typer.Option("--param-names", help="Names for integer ids, one a line.")
     ] = None,
@@ -101,6 +104,7 @@ def command(
             rename=tuple(rename or ()),
             max_shard_size=parse_size(max_shard_size),
             ds_config=_json_file(ds_config) if ds_config else None,
+            mesh=mesh,
             param_names=_lines(param_names) if param_names else None,
             model=model,
             allow_drop=allow_drop,
