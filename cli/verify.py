@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,6 +113,8 @@ def command(
         raise UsageError("--converted needs --checkpoint", hint="--checkpoint SRC --converted DST")
     if checkpoint is not None and scripts:
         raise UsageError("scripts and --checkpoint exclude each other", why="they are two questions")
+    if (model or batch) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where `python` would look for pkg.mod
     precisions = tuple(dict.fromkeys(each.value for each in precision or ()))
     optimizers = tuple(dict.fromkeys(each.value for each in optimizer or ()))
     names = tuple(name for part in strategies or () for name in part.split(",") if name)

@@ -50,6 +50,9 @@ def verify_scripts(old: Path, new: Path | None, options: ScriptOptions) -> Repor
             python_path = (str(old.resolve().parent),)
         before, after, more = _run_both(old, new, python_path, options)
     notes += more
+    for label, launched in (("old", before), ("new", after)):
+        if "weights" in launched.notes:
+            notes.append(f"{label}: weights {launched.notes['weights']}")
     tolerance = tolerance_for(options.precision or _precision(before, after), options.tolerance)
     findings = tuple(_judged(before, after, tolerance))
     environment = {**versions(), **dict(after.traces[0].environment), "steps": str(options.steps)}
@@ -135,10 +138,13 @@ def _migrated(old: Path, folder: Path) -> tuple[Path, str]:
         raise SourceError(f"{old} does not exist")
     copy = folder / old.name
     copy.write_bytes(old.read_bytes())
-    migrate.run([copy], write=True)
+    done = migrate.run([copy], write=True)
+    for failed in done.failed:
+        raise SourceError(f"{old} cannot be migrated", why=failed.reason)
     if copy.read_bytes() == old.read_bytes():
         return copy, f"ckptkit migrate changes nothing in {old.name}"
-    return copy, f"{old.name} was migrated into a temporary copy; the file itself is unchanged"
+    left = f"; {len(done.manual)} places are left for a person" if done.manual else ""
+    return copy, f"{old.name} was migrated into a temporary copy, the file itself is unchanged{left}"
 
 
 def split_arguments(given: Sequence[str]) -> tuple[Path, Path | None, tuple[str, ...]]:
