@@ -33,6 +33,7 @@ class Draft:
     needs: dict[tuple[str, str], str] = field(
         default_factory=dict
     )  # (module, name) -> local name; name "" for a module
+    left: set[int] = field(default_factory=set)  # ids of the statements that were left to a person
     deleted: list[cst.CSTNode] = field(default_factory=list)
     sweepable: list[cst.CSTNode] = field(default_factory=list)  # assignments to delete once nothing shows their names
     helpers: dict[str, str] = field(default_factory=dict)  # functions to be written into the file, by name
@@ -68,6 +69,15 @@ class Draft:
                 continue
             found.append(wrap)
         return [] if any(wrap.plan.refused for wrap in found) else found
+
+    def is_migrated(self, node: cst.CSTNode) -> bool:
+        """Whether an expression that an FSDP1 function is given is a model that will be sharded by FSDP2.
+
+        True for the models of migrated wraps, and for those whose wrap is not in the program: the function itself says
+        that it is an FSDP1 model. False where a wrap that it may come from stays.
+        """
+        origins = {id(o.node) for o in self.origins(node)}
+        return not any(wrap.plan.refused and id(wrap.call) in origins for wrap in self.all_wraps)
 
     def methods(self, *names: str, sources: tuple[str, ...] = ()) -> list[tuple[cst.Call, list[Wrap]]]:
         """Calls of methods of some names on wrapped models, with the wraps."""
@@ -302,14 +312,17 @@ class Draft:
     def note(self, node: cst.CSTNode, grade: Grade, message: str, rule: str = "") -> None:
         """Report an edit at a node."""
         line, column = self.module.text.place(self.module.span(node).start)
+        message = " ".join(message.split())
         finding = Finding(self.module.path, line, column, grade, rule or self.rule, message)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def todo(self, node: cst.CSTNode, message: str, rule: str = "") -> None:
         """Leave something for a person: a `# TODO(ckptkit)` line above it (once, whatever the run) and a finding."""
+        message = " ".join(message.split())
         self.note(node, Grade.MANUAL, message, rule)
         try:
+            self.left.add(id(self.module.statement(node)))
             line = self.module.line(node)
         except LookupError:
             return

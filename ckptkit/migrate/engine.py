@@ -18,7 +18,7 @@ from .edit import OverlapError
 from .files import python_files, worth_parsing
 from .flow import Flow
 from .module import Module
-from .notebook import Notebook, read_notebook
+from .notebook import Notebook, masked, read_notebook
 from .program import Program
 from .report import Changed, Failed, Report, Unchanged
 from .rule import SOURCES, Rule, chosen
@@ -180,7 +180,9 @@ def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) 
     if new == old:
         report.outcomes.append(Unchanged(draft.module.path))
         return
-    cst.parse_module(new)  # a rewrite that does not parse is a bug of ours, never a file on disk
+    cst.parse_module(
+        masked(new) if file.notebook else new
+    )  # what does not parse is a bug of ours, never a file on disk
     data = file.encode(new, draft.module.text.encoding)
     report.outcomes.append(Changed(draft.module.path, old, new, data))
 

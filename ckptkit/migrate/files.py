@@ -11,6 +11,8 @@ from pathlib import Path
 from ..errors import SourceError
 from .names import MARKERS
 
+_USES = re.compile(rb"\.module\b|state_dict|no_sync|clip_grad|optim|deepcopy|\.forward\(|\.backward\(")
+_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+(\([^)]*\)|[^\n#]*)", re.MULTILINE)
 _NOT_SOURCES = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
 
 
@@ -35,15 +37,39 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def worth_parsing(contents: dict[Path, bytes], sources: Iterable[str]) -> set[Path]:
-    """The files that mention an API, and those that import one of these by name (models travel through them)."""
+    """The files that mention an API, and those that import one of these and use models (they travel through imports)."""
     markers = [marker.encode() for source in sources for marker in MARKERS[source]]
     chosen = {path for path, data in contents.items() if any(marker in data.lower() for marker in markers)}
-    frontier = set(chosen)
+    imports = {path: _imported(data) for path, data in contents.items() if path not in chosen}
+    names = {name for path in chosen for name in _module_names(path)}
+    frontier = {path for path, imported in imports.items() if imported & names}
+    chosen |= frontier
+    users = {path for path in imports if path not in chosen and _USES.search(contents[path])}
     while frontier:
-        stems = {path.parent.name if path.stem == "__init__" else path.stem for path in frontier}
-        stems.discard("")
-        names = b"|".join(re.escape(stem.encode()) for stem in sorted(stems))
-        importing = re.compile(rb"^\s*(?:from|import)\s[^\n]*\b(?:" + names + rb")\b", re.MULTILINE)
-        frontier = {path for path, data in contents.items() if path not in chosen and importing.search(data)}
+        names = {name for path in frontier for name in _module_names(path)}
+        frontier = {path for path in users - chosen if imports[path] & names}
         chosen |= frontier
     return chosen
+
+
+def _imported(data: bytes) -> set[str]:
+    """The last two parts of every module and name that a file imports, as far as a pattern sees them."""
+    found: set[str] = set()
+    for match in _IMPORT.finditer(data):
+        dotted, names = (group.decode(errors="replace") if group else "" for group in match.groups())
+        parts = [part for part in dotted.split(".") if part]
+        if parts and parts[0] in ("torch", "numpy", "transformers"):
+            continue
+        ends = [name.split(" as ")[0].strip() for name in names.strip("()").split(",")]
+        for end in ["", *ends]:
+            whole = [*parts, *([end] if end else [])]
+            if whole:
+                found |= {whole[-1], ".".join(whole[-2:])}
+    return found
+
+
+def _module_names(path: Path) -> set[str]:
+    """The ways in which an import may end that means a file: its name, with its folder where the name says little."""
+    name = path.parent.name if path.stem == "__init__" else path.stem
+    folder = path.parent.parent.name if path.stem == "__init__" else path.parent.name
+    return {name, f"{folder}.{name}"}

@@ -70,9 +70,13 @@ class Flow:
     _memo: dict[int, Origins] = field(default_factory=dict)
     _busy: set[int] = field(default_factory=set)
     _cut: set[int] = field(default_factory=set)  # expressions in work on whose own answer something asked for depends
+    _stars: set[tuple[int, str]] = field(default_factory=set)
+    _subclasses: dict[int, set[int]] = field(default_factory=dict)
     _callers: dict[int, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
     _calls_by_name: dict[str, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
     _indexed: int = 0
+    _stores: dict[str, list[tuple[Module, cst.Attribute]]] = field(default_factory=dict)
+    _stores_of: int = 0
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -167,9 +171,27 @@ class Flow:
         assignments = [a for a in scope[node.value] if isinstance(a, metadata.BaseAssignment)]
         if assignments and all(isinstance(a, metadata.BuiltinAssignment) for a in assignments):
             return frozenset((Origin(module, node, NAME, f"builtins.{node.value}"),))
+        if not assignments:
+            return self._starred(module, node.value)
         found: Origins = NOTHING
         for assignment in self._reaching(module, node, assignments):
             found |= self._assignment(module, assignment, node.value)
+        return found
+
+    def _starred(self, module: Module, name: str) -> Origins:
+        """Origins of a name that only a star import of a module of the program can have bound."""
+        key = (id(module), name)
+        if key in self._stars:
+            return NOTHING
+        self._stars.add(key)
+        found: Origins = NOTHING
+        for statement in module.every(cst.ImportFrom):
+            if isinstance(statement.names, cst.ImportStar):
+                base = get_full_name_for_node(statement.module) if statement.module else ""
+                source = self.program.find(base or "", module, len(statement.relative))
+                if source is not None and source is not module:
+                    found |= self.exported(source, name)
+        self._stars.discard(key)
         return found
 
     def _reaching(
@@ -183,7 +205,7 @@ class Flow:
             if node is None:
                 continue  # a builtin
             same = isinstance(node, cst.CSTNode) and module.function(node) is function
-            is_parameter = isinstance(assignment, metadata.Assignment) and isinstance(module.parent(node), cst.Param)
+            is_parameter = isinstance(node, cst.Param)
             (local if same and not is_parameter else rest).append((assignment, node))
         use_at = module.span(use).start
         loops = module.loops(use)
@@ -224,16 +246,17 @@ class Flow:
             return NOTHING
         found: Origins = NOTHING
         for assignment in scope.globals[name]:
-            found |= self._assignment(module, assignment, name)
-        return found
+            if not isinstance(assignment, metadata.BuiltinAssignment):
+                found |= self._assignment(module, assignment, name)
+        return found or self._starred(module, name)
 
     def _target(self, module: Module, target: cst.CSTNode) -> Origins:
-        """Origins of what is stored in an assignment target (a name, an attribute, a parameter's name)."""
+        """Origins of what is stored in a target (a name, an attribute), or given for a parameter."""
+        if isinstance(target, cst.Param):
+            return self._parameter(module, target)
         path: list[int] = []
         at: cst.CSTNode = target
         for holder in module.ancestors(target):
-            if isinstance(holder, cst.Param):
-                return self._parameter(module, holder)
             if isinstance(holder, cst.Element) and isinstance(module.parent(holder), (cst.Tuple, cst.List)):
                 elements = module.parent(holder).elements  # type: ignore[union-attr]
                 path.insert(0, next(i for i, e in enumerate(elements) if e is holder))
@@ -288,7 +311,22 @@ class Flow:
             return self._item(base, int(index.value, 0))
         if isinstance(index, cst.SimpleString):
             return self._entry(base, index.evaluated_value)
-        return NOTHING
+        return self._any_item(base)
+
+    def _any_item(self, origins: Origins) -> Origins:
+        """Origins of all that a literal container holds, for a key that only the run knows."""
+        found: Origins = NOTHING
+        for origin in origins:
+            node = origin.node
+            if isinstance(node, cst.Dict):
+                values = [e.value for e in node.elements if isinstance(e, cst.DictElement)]
+            elif isinstance(node, (cst.Tuple, cst.List)):
+                values = [e.value for e in node.elements]
+            else:
+                continue
+            for value in values:
+                found |= self.origins(origin.module, value)
+        return found
 
     def _entry(self, origins: Origins, key: str | bytes) -> Origins:
         found: Origins = NOTHING
@@ -348,7 +386,8 @@ class Flow:
             return NOTHING
         found: Origins = NOTHING
         for where, target in self.stores(name):
-            if any(o.node is owner for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)):
+            holders = {id(o.node) for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)}
+            if id(owner) in holders or holders & self._derived(owner):
                 found |= self._target(where, target)
         for line in owner.body.body:
             if isinstance(line, cst.FunctionDef) and line.name.value == name:
@@ -364,14 +403,40 @@ class Flow:
                         found |= self.member(origin.module, origin.node, name, seen | {id(owner)})
         return found
 
+    def _derived(self, owner: cst.ClassDef) -> set[int]:
+        """The classes of the program that derive from a class: what it calls `self` may be one of them."""
+        key = id(owner)
+        if key not in self._subclasses:
+            self._subclasses[key] = set()
+            found: set[int] = set()
+            for module in self.program:
+                for one in module.every(cst.ClassDef):
+                    names = {
+                        b.value.attr.value
+                        if isinstance(b.value, cst.Attribute)
+                        else b.value.value
+                        if isinstance(b.value, cst.Name)
+                        else ""
+                        for b in one.bases
+                    }
+                    if owner.name.value in names and any(
+                        o.node is owner for b in one.bases for o in self.origins(module, b.value)
+                    ):
+                        found |= {id(one)} | self._derived(one)
+            self._subclasses[key] = found
+        return self._subclasses[key]
+
     def stores(self, attribute: str) -> list[tuple[Module, cst.Attribute]]:
         """All places in the program that assign to an attribute of some name."""
-        found = []
-        for module in self.program:
-            for node in module.every(cst.Attribute):
-                if node.attr.value == attribute and is_store(module, node):
-                    found.append((module, node))
-        return found
+        modules = list(self.program)
+        if self._stores_of != len(modules):
+            self._stores = {}
+            for module in modules:
+                for node in module.every(cst.Attribute):
+                    if is_store(module, node):
+                        self._stores.setdefault(node.attr.value, []).append((module, node))
+            self._stores_of = len(modules)
+        return self._stores.get(attribute, [])
 
     def _call(self, module: Module, node: cst.Call) -> Origins:
         found: Origins = NOTHING

@@ -13,6 +13,7 @@ _HARMLESS = (
     "ModuleWrapPolicy",
     "CustomPolicy",
     "ShardingStrategy",
+    "StateDictType",
     "_module_wrap_policy",
     "_or_policy",
     "always_wrap_policy",
@@ -53,8 +54,8 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
             key = (id(module.statement(node)), name)
         except LookupError:
             continue
-        if key in said:
-            continue
+        if key in said or key[0] in draft.left:
+            continue  # a rule has already left this statement to a person
         said.add(key)
         draft.todo(
             node, f"{'.'.join(name.split('.')[-2:])} has no rule for this use; see ckptkit explain leftover", RULE

@@ -29,7 +29,7 @@ class Notebook:
 
     def text(self) -> Text:
         """The code cells as one text, each behind a marker line; magics are commented out for the parser."""
-        parts, masked = [], []
+        parts = []
         for index, cell in enumerate(self.data["cells"]):
             if cell.get("cell_type") != "code":
                 continue
@@ -37,8 +37,7 @@ class Notebook:
             head = f"{_MARK}{index}\n"
             body = source if source.endswith("\n") or not source else source + "\n"
             parts.append(head + body)
-            masked.append(head + _mask(body))
-        return Text("".join(parts), "".join(masked), "utf-8")
+        return Text("".join(parts), masked("".join(parts)), "utf-8")
 
     def bytes_with(self, content: str) -> bytes:
         """The notebook with the cells of an edited text, in its own layout."""
@@ -51,6 +50,12 @@ class Notebook:
             if new != old:
                 cell["source"] = new.splitlines(keepends=True) if isinstance(cell["source"], list) else new
         return (json.dumps(data, **self.layout) + self.tail).encode()
+
+
+def masked(content: str) -> str:
+    """The text of a notebook with its magics commented out, cell by cell."""
+    pieces = re.split(rf"^({re.escape(_MARK)}\d+\n)", content, flags=re.MULTILINE)
+    return "".join(one if one.startswith(_MARK) else _mask(one) for one in pieces)
 
 
 def read_notebook(data: bytes) -> Notebook:

@@ -286,8 +286,9 @@ def _call(
     `indent` is what the text itself is indented by, `base` the width of the indentation that its place will add.
     """
     arguments: list[Line] = [(model,) if model is not None else subject]
-    for key, (head, *rest) in kwargs.items():
-        arguments.append((f"{key}={head}", *rest) if isinstance(head, str) else (f"{key}=", head, *rest))
+    for name_of, (head, *rest) in kwargs.items():
+        key = name_of if name_of == "**" else f"{name_of}="
+        arguments.append((f"{key}{head}", *rest) if isinstance(head, str) else (key, head, *rest))
     width = sum(map(_width, arguments))
     if base + len(indent) + len(name) + width + 2 * len(arguments) <= WIDTH or len(arguments) == 1:
         return (f"{name}(", *_joined(arguments, ", "), ")")
@@ -298,8 +299,8 @@ def _call(
         long = base + len(indent) + len(step) + _width(argument) > WIDTH + 8
         if long and isinstance(first, str) and isinstance(last, str) and "(" in first and last.endswith(")"):
             at = first.index("(") + 1
-            rest = (first[at:], *argument[1:-1], last[:-1]) if len(argument) > 1 else (first[at:-1],)
-            argument = (first[:at], f"{inner}{step}", *rest, f"{inner})")
+            body: Line = (first[at:], *argument[1:-1], last[:-1]) if len(argument) > 1 else (first[at:-1],)
+            argument = (first[:at], f"{inner}{step}", *body, f"{inner})")
         broken += [inner, *argument, ","]
     return (*broken, f"\n{indent})")
 

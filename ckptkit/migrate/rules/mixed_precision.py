@@ -79,6 +79,47 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         )
 
 
+def rewrite(draft: Draft) -> None:
+    """Rewrite the objects that no wrap of the program takes literally, such as a choice of policies in a module."""
+    for call in draft.calls(MIXED_PRECISION):
+        if any(wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps):
+            continue
+        if any(argument_of(call, _FIELDS, name) is not None for name in _FIELDS[3:]) or any(a.star for a in call.args):
+            continue  # literal users have carried the flags over; otherwise the generic check reports it
+        taken = any(not wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps)
+        _rewrite_object(draft, call, quiet=taken)
+
+
+def _takes(draft: Draft, wrap: Wrap, call: cst.Call) -> bool:
+    value = wrap.args.get("mixed_precision")
+    return value is not None and any(o.node is call for o in draft.flow.origins(value.module, value.node))
+
+
+def _rewrite_object(
+    draft: Draft, call: cst.Call, *, may_hold_buffers: bool = True, quiet: bool = False, flag: bool = False
+) -> None:
+    """`MixedPrecision(...)` becomes `MixedPrecisionPolicy(...)` where it stands.
+
+    `quiet` where a wrap reports it; `flag` to spell out FSDP1's cast_forward_inputs for the groups below the root.
+    """
+    arguments: list = []
+    for field in _FIELDS[:2]:
+        given = argument_of(call, _FIELDS, field)
+        if given is not None:
+            arguments += [*([", "] if arguments else []), f"{field}=", *draft.module.quote(given)]
+    if flag:
+        given = argument_of(call, _FIELDS, "cast_forward_inputs")
+        value: Line = draft.module.quote(given) if given is not None else ("False",)
+        arguments += [*([", "] if arguments else []), "cast_forward_inputs=", *value]
+    name = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
+    before, draft.rule = draft.rule, "mixed-precision"
+    if draft.replace(call, f"{name}(", *arguments, ")") and not quiet:
+        draft.note(call, Grade.EXACT, "MixedPrecision becomes MixedPrecisionPolicy")
+        if may_hold_buffers and argument_of(call, _FIELDS, "buffer_dtype") is not None:
+            draft.note(call, Grade.NUMERICS, "buffer_dtype has no counterpart: buffers keep their dtype")
+    draft.rule = before
+
+
 def _known(draft: Draft, wrap: Wrap, fields: dict[str, Value]) -> None:
     spelled: dict[str, Line] = {}
     for name in _FIELDS[:3]:
@@ -89,7 +130,7 @@ def _known(draft: Draft, wrap: Wrap, fields: dict[str, Value]) -> None:
         if here is None:
             wrap.plan.refuse("mixed-precision", f"{name}={value.module.code(value.node)} is out of reach at this call")
             return
-        spelled[name] = here
+        spelled[name] = here if _is_short(value) or not _several_groups(wrap) else _prepared(draft, wrap, name, here)
     policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     dtypes = [(f"{name}=", *spelled[name]) for name in _FIELDS[:2] if name in spelled]
     casts_root = not _is(fields.get("cast_root_forward_inputs"), "False")
@@ -112,6 +153,21 @@ def _known(draft: Draft, wrap: Wrap, fields: dict[str, Value]) -> None:
         islands = False
     if "buffer_dtype" in spelled and may_have_buffers(draft, wrap):
         _cast_buffers(draft, wrap, spelled["buffer_dtype"], skip_batch_norm=islands)
+
+
+def _is_short(value: Value) -> bool:
+    return isinstance(value.node, (cst.Name, cst.Attribute))
+
+
+def _several_groups(wrap: Wrap) -> bool:
+    return wrap.text("auto_wrap_policy") not in ("", "None")
+
+
+def _prepared(draft: Draft, wrap: Wrap, name: str, value: Line) -> Line:
+    """A name for an expression that every call repeats."""
+    local = draft.fresh(name, f"fsdp_{name}")
+    wrap.plan.step(Order.PREPARE, (f"{local} = ", *value))
+    return (local,)
 
 
 def _batch_norm_islands(draft: Draft, wrap: Wrap, policy: str, dtype: Line) -> None:
@@ -149,26 +205,18 @@ def _cast_buffers(draft: Draft, wrap: Wrap, dtype: Line, *, skip_batch_norm: boo
 def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origin], maybe_none: bool) -> None:
     """Rewrite each MixedPrecision where it is made, and use the chosen one here."""
     here = spell(draft, wrap, value)
-    flags = [argument_of(o.node, _FIELDS, f) for o in made for f in _FIELDS[3:]]  # type: ignore[arg-type]
-    if here is None or any(flag is not None for flag in flags):
-        wrap.plan.refuse(
-            "mixed-precision", "a mixed precision chosen at run time, with cast flags or out of reach here"
-        )
+    odd = ("keep_low_precision_grads", "cast_root_forward_inputs", "_module_classes_to_ignore")
+    calls = [o.node for o in made if isinstance(o.node, cst.Call)]
+    if here is None or any(argument_of(call, _FIELDS, flag) is not None for call in calls for flag in odd):
+        wrap.plan.refuse("mixed-precision", "a mixed precision chosen at run time, with flags or out of reach here")
         return
+    # Where some cast in every group, each object carries its own flag for the groups below the root.
+    own_flags = any(argument_of(call, _FIELDS, "cast_forward_inputs") is not None for call in calls)
     policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     for origin in made:
-        peer = draft.peers[id(origin.module)]
-        name = peer.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
-        arguments: list = []
-        for field in _FIELDS[:2]:
-            given = argument_of(origin.node, _FIELDS, field)  # type: ignore[arg-type]
-            if given is not None:
-                arguments += [*([", "] if arguments else []), f"{field}=", *origin.module.quote(given)]
-        peer.rule = "mixed-precision"
-        if peer.replace(origin.node, f"{name}(", *arguments, ")"):
-            peer.note(origin.node, Grade.EXACT, "MixedPrecision becomes MixedPrecisionPolicy")
-            if argument_of(origin.node, _FIELDS, "buffer_dtype") is not None and may_have_buffers(draft, wrap):  # type: ignore[arg-type]
-                peer.note(origin.node, Grade.NUMERICS, "buffer_dtype has no counterpart: buffers keep their dtype")
+        assert isinstance(origin.node, cst.Call)
+        buffers = may_have_buffers(draft, wrap)
+        _rewrite_object(draft.peers[id(origin.module)], origin.node, may_hold_buffers=buffers, flag=own_flags)
     if not wrap.plan.units and wrap.text("auto_wrap_policy") in ("", "None"):
         wrap.plan.root_kwargs["mp_policy"] = (*here, f" or {policy}()") if maybe_none else here
         return
@@ -181,8 +229,9 @@ def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origi
         wrap.plan.step(Order.PREPARE, (f"{name} = ", *lead, fallback))
         here = (name,)
     replace = draft.need("dataclasses", "replace")
-    wrap.plan.root_kwargs["mp_policy"] = here
-    wrap.plan.child_kwargs["mp_policy"] = (f"{replace}(", *here, ", cast_forward_inputs=False)")
+    wrap.plan.root_kwargs["mp_policy"] = (f"{replace}(", *here, ", cast_forward_inputs=True)") if own_flags else here
+    child = here if own_flags else (f"{replace}(", *here, ", cast_forward_inputs=False)")
+    wrap.plan.child_kwargs["mp_policy"] = child
     draft.note(
         wrap.call, Grade.EXACT, "mixed_precision becomes mp_policy; inputs are cast at the root only, as FSDP1 does"
     )

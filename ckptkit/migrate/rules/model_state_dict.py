@@ -38,12 +38,14 @@ from ..state import (
     Kind,
     kind_at,
     may_be_none,
+    model_of,
     only_on_rank_0,
     options,
     rank_guard,
     read,
     settings,
 )
+from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")
 
@@ -55,13 +57,29 @@ def rewrite(draft: Draft) -> None:
     _contexts(draft)
 
 
+def _calls(draft: Draft, name: str) -> list[tuple[cst.Call, list[Wrap]]]:
+    """Calls of a method on sharded models, and on the model that a state_dict_type context around them names."""
+    found = draft.methods(name, sources=("fsdp1", "ddp"))
+    known = {id(call) for call, _ in found}
+    for context in settings(draft, CONTEXT):
+        model, statement = model_of(draft, context), draft.module.statement(context)
+        if model is None or not isinstance(statement, cst.With) or not draft.is_migrated(model):
+            continue
+        for call in draft.module.inside(statement, cst.Call):
+            func = call.func
+            is_mine = isinstance(func, cst.Attribute) and func.attr.value == name and id(call) not in known
+            if is_mine and draft.code(func.value) == draft.code(model):  # type: ignore[attr-defined]
+                found.append((call, []))
+    return found
+
+
 def _saves(draft: Draft) -> None:
-    for call, wraps in draft.methods("state_dict", sources=("fsdp1", "ddp")):
+    for call, wraps in _calls(draft, "state_dict"):
         assert isinstance(call.func, cst.Attribute)
         if call.args:
             draft.todo(call, "state_dict with arguments: use get_model_state_dict with StateDictOptions")
             continue
-        kind = kind_at(draft, call) if any(w.source == "fsdp1" for w in wraps) else Kind()
+        kind = kind_at(draft, call) if not wraps or any(w.source == "fsdp1" for w in wraps) else Kind()
         if kind.name in ("LOCAL", ""):
             draft.todo(call, _unknown(kind))
             continue
@@ -99,12 +117,12 @@ def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
 
 
 def _loads(draft: Draft) -> None:
-    for call, wraps in draft.methods("load_state_dict", sources=("fsdp1", "ddp")):
+    for call, wraps in _calls(draft, "load_state_dict"):
         assert isinstance(call.func, cst.Attribute)
         state = argument_of(call, ["state_dict", "strict"], "state_dict")
         if state is None:
             continue
-        kind = kind_at(draft, call) if any(w.source == "fsdp1" for w in wraps) else Kind()
+        kind = kind_at(draft, call) if not wraps or any(w.source == "fsdp1" for w in wraps) else Kind()
         if kind.name in ("LOCAL", ""):
             draft.todo(call, _unknown(kind))
             continue
@@ -128,6 +146,9 @@ def _loads(draft: Draft) -> None:
 def _contexts(draft: Draft) -> None:
     for call in settings(draft, CONTEXT):
         kind = read(draft, call)
+        model = model_of(draft, call)
+        if model is None or not draft.is_migrated(model):
+            continue
         if kind.name in ("LOCAL", ""):
             draft.todo(call, _unknown(kind))
             continue
@@ -143,6 +164,9 @@ def _contexts(draft: Draft) -> None:
             draft.note(call, Grade.EXACT, "the state_dict_type context does nothing now: each call says its own kind")
     for call in settings(draft, SETTER):
         kind = read(draft, call)
+        model = model_of(draft, call)
+        if model is None or not draft.is_migrated(model):
+            continue
         if kind.name in ("LOCAL", ""):
             draft.todo(call, _unknown(kind))
         elif isinstance(draft.module.parent(call), cst.Expr):

@@ -79,7 +79,7 @@ def rewrite(draft: Draft) -> None:
 def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None:
     model = argument_of(call, parameters, "model")
     optimizer = argument_of(call, parameters, "optim")
-    if model is None or optimizer is None or not draft.wraps_of(model, "fsdp1"):
+    if model is None or optimizer is None or not draft.is_migrated(model):
         return
     if argument_of(call, parameters, "optim_state_dict") is not None:
         draft.todo(call, "optim_state_dict of a given state dict: use get_optimizer_state_dict on the optimizer")
@@ -149,7 +149,7 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
     for key, load in found.items():
         call, name = converted[key]
         model, _, state = _roles(draft, call, name)
-        if model is None or state is None or not draft.wraps_of(model, "fsdp1"):
+        if model is None or state is None or not draft.is_migrated(model):
             continue
         assert isinstance(load.func, cst.Attribute)
         arguments = []
@@ -188,7 +188,7 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
 
 def _convert(draft: Draft, call: cst.Call, name: str, loads: dict[int, cst.Call]) -> None:
     model, _, state = _roles(draft, call, name)
-    if id(call) not in loads or model is None or state is None or not draft.wraps_of(model, "fsdp1"):
+    if id(call) not in loads or model is None or state is None or not draft.is_migrated(model):
         return  # left over: the generic check reports it
     statement = draft.module.statement(call)
     whole = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1

@@ -22,8 +22,10 @@ After::
 
 In numbers: equal.
 
-Known limits: a strategy that is chosen at run time between FULL_SHARD and SHARD_GRAD_OP stays a run-time choice; one
-that may also be hybrid or NO_SHARD is left with a TODO. With SHARD_GRAD_OP FSDP1 also kept parameters gathered after
+A strategy that is only known at run time stays a run-time choice, made by `sharding_of(strategy)`, a function that is
+written into the file.
+
+Known limits: with SHARD_GRAD_OP FSDP1 also kept parameters gathered after
 a backward under no_sync; `set_reshard_after_backward` would do so (performance only). Default groups read in torch
 2.13 torch/distributed/fsdp/_init_utils.py (_init_intra_and_inter_node_groups).
 """
@@ -36,7 +38,7 @@ from ..draft import Draft
 from ..flow import NAME
 from ..grade import Grade
 from ..models import device_kind, device_type
-from ..plan import Line
+from ..plan import Line, Order
 from ..rule import spell
 from ..shard import negated
 from ..wraps import Value, Wrap
@@ -44,6 +46,21 @@ from ..wraps import Value, Wrap
 SOURCES = ("fsdp1",)
 STRATEGY = "torch.distributed.fsdp.ShardingStrategy."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+HELPER = '''def sharding_of(strategy, device_type="cuda"):
+    """The arguments of fully_shard that do what a sharding strategy of FSDP1 did."""
+    frees = strategy not in (STRATEGY.SHARD_GRAD_OP, STRATEGY._HYBRID_SHARD_ZERO2)
+    world, local = DIST.get_world_size(), TORCH.get_device_module(device_type).device_count()
+    if strategy == STRATEGY.NO_SHARD:
+        shape = (world, 1)
+    elif strategy in (STRATEGY.HYBRID_SHARD, STRATEGY._HYBRID_SHARD_ZERO2):
+        shape = (world // local, local)
+    else:
+        return {"reshard_after_forward": frees}
+    return {
+        "reshard_after_forward": frees,
+        "mesh": MESH(device_type, shape, mesh_dim_names=("replicate", "shard")),
+    }'''
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -92,32 +109,47 @@ def _is_field(draft: Draft, value: Value) -> bool:
 
 def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None) -> None:
     here = spell(draft, wrap, value)
-    if here is None or (names is not None and names - {"FULL_SHARD", "SHARD_GRAD_OP"}):
-        wrap.plan.refuse(
-            "sharding-strategy", f"sharding_strategy={wrap.text('sharding_strategy')} is only known at run time"
-        )
+    if here is None:
+        text = wrap.text("sharding_strategy")
+        wrap.plan.refuse("sharding-strategy", f"sharding_strategy={text} is out of reach at this call")
         return
-    if isinstance(value.node, cst.IfExp) and names is not None:
+    has_mesh = any(wrap.text(one) not in ("", "None") for one in ("process_group", "device_mesh"))
+    draft.note(wrap.call, Grade.EXACT, "the choice of a sharding_strategy at run time stays one")
+    if isinstance(value.node, cst.IfExp) and names == {"FULL_SHARD", "SHARD_GRAD_OP"}:
         body = draft.flow.name(value.module, value.node.body).removeprefix(STRATEGY)
         test = value.module.quote(value.node.test)
         keep = test if body == "FULL_SHARD" else negated(value.module, value.node.test)
         wrap.plan.kwargs["reshard_after_forward"] = keep
-        _root_stays(wrap)
-        draft.note(wrap.call, Grade.EXACT, "the choice of sharding_strategy becomes one of reshard_after_forward")
+    elif has_mesh or (names is not None and names <= {"FULL_SHARD", "SHARD_GRAD_OP"}):
+        wrap.plan.kwargs["reshard_after_forward"] = (*_grouped(here, value), f" != {_strategy(draft)}.SHARD_GRAD_OP")
+    else:
+        _any_strategy(draft, wrap, here)
         return
-    if names is None:
-        draft.todo(
-            wrap.call,
-            f"sharding_strategy={wrap.text('sharding_strategy')} is taken as FULL_SHARD or SHARD_GRAD_OP; "
-            "HYBRID_SHARD and NO_SHARD need a mesh here",
-        )
-    wrap.plan.kwargs["reshard_after_forward"] = (*_grouped(here, value), f" != {_grad_op(draft)}")
     _root_stays(wrap)
 
 
-def _grad_op(draft: Draft) -> str:
-    name = draft.need("torch.distributed.fsdp", "ShardingStrategy")
-    return f"{name}.SHARD_GRAD_OP"
+def _any_strategy(draft: Draft, wrap: Wrap, strategy: Line) -> None:
+    """Mesh and resharding from a function that is written into the file."""
+    if "sharding_of" not in draft.helpers:
+        text = HELPER.replace("STRATEGY", _strategy(draft)).replace("TORCH", draft.need_module("torch"))
+        text = text.replace("DIST", draft.need_module("torch.distributed", "dist"))
+        draft.helpers["sharding_of"] = text.replace(
+            "MESH", draft.need("torch.distributed.device_mesh", "init_device_mesh")
+        )
+    kind = device_type(draft, wrap)
+    extra: Line = () if kind == ('"cuda"',) else (", ", *kind)
+    call: Line = ("sharding_of(", *strategy, *extra, ")")
+    if wrap.text("auto_wrap_policy") in ("", "None"):
+        wrap.plan.kwargs["**"] = call
+        return
+    name = draft.fresh("sharding", "fsdp_sharding")
+    wrap.plan.step(Order.PREPARE, (f"{name} = ", *call))
+    wrap.plan.child_kwargs["**"] = (name,)
+    wrap.plan.root_kwargs["**"] = (f'{{**{name}, "reshard_after_forward": False}}',)
+
+
+def _strategy(draft: Draft) -> str:
+    return draft.need("torch.distributed.fsdp", "ShardingStrategy")
 
 
 def _grouped(line: Line, value: Value) -> Line:

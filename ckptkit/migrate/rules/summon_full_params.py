@@ -72,7 +72,7 @@ def rewrite(draft: Draft) -> None:
         if not any(call is known for known, _ in calls):
             calls.append((call, argument_of(call, _PARAMETERS, "module")))
     for call, model in calls:
-        if model is None or not draft.wraps_of(model, "fsdp1"):
+        if model is None or not draft.is_migrated(model):
             continue
         statement = draft.module.statement(call)
         if isinstance(statement, cst.With) and _runs_model(draft, statement, model):
