@@ -26,6 +26,7 @@ from ..errors import UsageError
 
 NAME = "torchtitan"
 _ROLES = ("optimizer", "lr_scheduler", "train_state", "dataloader")
+_REST = "ckptkit_extras"  # what torchtitan has no place for, and does not look for
 _STEP, _EPOCH, _TOKENS = "step", "last_epoch", "ntokens_seen"
 
 
@@ -33,7 +34,7 @@ def claims(contents: Contents) -> str | None:
     tree = contents.tree
     if not isinstance(tree, Mapping) or not any(isinstance(value, Tensor) for value in tree.values()):
         return None
-    if any(is_tensors(value) for name, value in tree.items() if name != "optimizer"):
+    if any(is_tensors(value) for name, value in tree.items() if name not in ("optimizer", _REST)):
         return None  # a model under a key of its own
     roles = [name for name in _ROLES if isinstance(tree.get(name), Mapping)]
     if not roles or ("optimizer" in roles and not is_flat(tree["optimizer"])):
@@ -45,14 +46,16 @@ def read(parts: Mapping[str, Contents]) -> State:
     contents = parts[""]
     tree = contents.tree
     model = {key: value for key, value in tree.items() if isinstance(value, Tensor) or _is_extra_state(key)}
-    extras = {key: value for key, value in tree.items() if key not in model and key != "optimizer"}
+    extras = {key: value for key, value in tree.items() if key not in model and key not in ("optimizer", _REST)}
+    extras |= tree.get(_REST, {})
+    masters = extras.pop("master", {})
     if "lr_scheduler" in extras:
         extras["scheduler"] = extras.pop("lr_scheduler")
     train = extras.get("train_state")
     if isinstance(train, Mapping) and _STEP in train:
         extras[_STEP] = train[_STEP]
     optimizer = nested_optimizer(tree["optimizer"]) if "optimizer" in tree else None
-    return State(model, optimizer, extras=extras, warnings=contents.warnings, **contents.facts)
+    return State(model, optimizer, masters, extras, warnings=contents.warnings, **contents.facts)
 
 
 def _is_extra_state(key: Any) -> bool:
@@ -78,10 +81,12 @@ def write(state: State, format: str) -> Mapping[str, Contents]:
         scheduler = {_EPOCH: step}
     tree |= {"lr_scheduler": scheduler} if scheduler is not None else {}
     tree |= {"train_state": train} if train is not None else {}
-    if "dataloader" not in extras:
+    if "dataloader" in extras:
+        tree["dataloader"] = extras.pop("dataloader")
+    else:
         warnings.append("there is no state of torchtitan's data loader: set exclude_from_loading to dataloader")
-    tree |= extras
-    if state.masters:
-        tree["master"] = dict(state.masters)
+    # Beside the model's names a tensor would be taken for one of the model's.
+    rest = {**extras, **({"master": dict(state.masters)} if state.masters else {})}
+    tree |= {_REST: rest} if rest else {}
     facts = {"aliases": state.aliases, "buffers": state.buffers, "frozen": state.frozen}
     return {"": Contents(format, tree, f"written for {NAME}", warnings=tuple(warnings), facts=facts)}
