@@ -69,6 +69,16 @@ class Report:
             groups.setdefault(finding.group, []).append(finding)
         return groups
 
+    def causes(self) -> list[list[Finding]]:
+        """What is not equal, gathered by cause: ranks of a script and strategies of a family fail alike."""
+        alike: dict[tuple[str, ...], list[Finding]] = {}
+        for finding in self.findings:
+            verdict, diagnosis = finding.comparison.verdict, finding.diagnosis
+            if verdict != "equal":
+                key = (diagnosis.cause, diagnosis.says) if diagnosis else (finding.reason,)
+                alike.setdefault((verdict, finding.group, *key), []).append(finding)
+        return list(alike.values())
+
     def summary(self) -> str:
         """One line: how many are equal, differ, failed or did not run."""
         counts: Counter[str] = Counter(f.comparison.verdict for f in self.findings)

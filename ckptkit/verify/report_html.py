@@ -151,32 +151,27 @@ def _badge(c: Comparison) -> str:
 
 
 def _diagnoses(report: Report) -> str:
-    """One card a cause: ranks and strategies that fail alike are listed in it."""
-    cards: dict[tuple[str, ...], list[str]] = {}
-    for finding in report.findings:
-        c = finding.comparison
-        label = " · ".join(part for part in (finding.group, finding.label) if part)
-        if finding.diagnosis is not None:
-            d = finding.diagnosis
-            first = c.first_tensors[0].describe() if c.first_tensors else ""
-            cards.setdefault(("mismatch", d.cause, d.says, d.evidence, d.remedy, first), []).append(label)
-        elif c.verdict in ("failed", "not run"):
-            reason = finding.reason
-            cards.setdefault((c.verdict, reason), []).append(label)
-    return "".join(_card(key, labels) for key, labels in cards.items())
+    return "".join(_card(alike) for alike in report.causes())
 
 
-def _card(key: tuple[str, ...], labels: Sequence[str]) -> str:
-    who = escape(", ".join(labels))
-    if key[0] != "mismatch":
-        first, _, rest = key[1].partition("\n")
+def _card(alike: Sequence[Finding]) -> str:
+    """What several findings have in common, with the numbers of the first."""
+    first = alike[0]
+    runs = " · ".join(part for part in (first.group, ", ".join(each.label for each in alike)) if part)
+    verdict, diagnosis = first.comparison.verdict, first.diagnosis
+    if diagnosis is None:
+        line, _, rest = first.reason.partition("\n")
         more = f"<pre>{escape(rest)}</pre>" if rest else ""
-        css = key[0].replace(" ", "")
-        return f'<div class="card diagnosis {css}"><h3>{who}: {WORDS[key[0]]}</h3>{escape(first)}{more}</div>'
-    _, cause, says, evidence, remedy, tensor = key
-    facts = [("runs", ", ".join(labels)), ("evidence", evidence), ("first tensor", tensor), ("look at", remedy)]
+        css = verdict.replace(" ", "")
+        return f'<div class="card diagnosis {css}"><h3>{escape(runs)}: {WORDS[verdict]}</h3>{escape(line)}{more}</div>'
+    tensors = first.comparison.first_tensors
+    tensor = tensors[0].describe() if tensors else ""
+    facts = [("runs", runs), ("evidence", diagnosis.evidence), ("first tensor", tensor), ("look at", diagnosis.remedy)]
     listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts if text)
-    return f'<div class="card diagnosis"><h3>Likely cause: {escape(cause)}</h3>{escape(says)}<dl>{listed}</dl></div>'
+    return (
+        f'<div class="card diagnosis"><h3>Likely cause: {escape(diagnosis.cause)}</h3>{escape(diagnosis.says)}'
+        f"<dl>{listed}</dl></div>"
+    )
 
 
 def _notes(report: Report) -> str:

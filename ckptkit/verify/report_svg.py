@@ -64,7 +64,7 @@ def difference_chart(series: Sequence[Series], bound: Sequence[float], title: st
     return _frame(title, marks, scale, body)
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
     """About `count` round numbers between low and high."""
     raw = (high - low) / max(count, 1)
     if raw <= 0 or not math.isfinite(raw):

@@ -26,9 +26,8 @@ def print_report(report: Report, console: Console) -> None:
         plot = _plot(findings)
         if plot is not None:
             console.print(plot)
-    for finding in report.findings:
-        if finding.comparison.verdict != "equal":
-            console.print(_panel(finding))
+    for alike in report.causes():
+        console.print(_panel(alike))
     for note in report.notes:
         console.print(Text(f"note: {note}", style="yellow"))
     console.print(Text(f"tolerance: {_tolerances(report)}", style="dim"))
@@ -91,7 +90,9 @@ def _plot(findings: Sequence[Finding]) -> RenderableType | None:
     return Group(caption, *plot) if plot else None
 
 
-def _panel(finding: Finding) -> Panel:
+def _panel(alike: Sequence[Finding]) -> Panel:
+    """What several findings have in common, with the numbers of the first."""
+    finding = alike[0]
     c, diagnosis = finding.comparison, finding.diagnosis
     lines: list[RenderableType] = []
     if finding.reason:
@@ -111,7 +112,7 @@ def _panel(finding: Finding) -> Panel:
         lines.append(Text.assemble(("likely cause: ", "bold"), (diagnosis.cause, "bold red"), f" - {diagnosis.says}"))
         lines.append(Text(f"evidence: {diagnosis.evidence}"))
         lines.append(Text(f"look at: {diagnosis.remedy}"))
-    title = " · ".join(part for part in (finding.group, finding.label) if part)
+    title = " · ".join(part for part in (finding.group, ", ".join(each.label for each in alike)) if part)
     return Panel(Group(*lines), title=title, title_align="left", border_style=STYLES[c.verdict])
 
 
