@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from ckptkit.verify.strategies import FullState, Options, get_strategy
 from ckptkit.verify.workload import Workload
+from fixtures.conventions import AppState
 
 
 @dataclass(slots=True)
@@ -101,3 +102,37 @@ def save_on_a_grid(path: str) -> dict[str, torch.Tensor]:
     Path(f"{path}/ranks").mkdir(parents=True, exist_ok=True)
     torch.save({"model": content}, f"{path}/ranks/grid_rank_{dist.get_rank()}.pt")
     return {name: full + i for i, name in enumerate(placements)}
+
+
+def resume_torchtitan(path: str, *, steps: int = 3) -> Resumed | None:
+    """Collective. What torchtitan's CheckpointManager does: every key that its own save would have, then all states."""
+    run: Any = get_strategy("fsdp2").build(Workload(), Options(seed=5))
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
+    train = {"step": 0, "ntokens_seen": 0}
+    content: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": {"last_epoch": 0}, "train_state": train, **model}
+    dcp.load(content, checkpoint_id=path)
+    weights = {name: content[name] for name in model}
+    set_state_dict(run.model, run.optimizer, model_state_dict=weights, optim_state_dict=optimizer, options=options)
+    _go_on(run, content["lr_scheduler"]["last_epoch"])
+    return _trained(run, steps)
+
+
+def resume_app(path: str, *, steps: int = 3) -> Resumed | None:
+    """Collective. The DCP tutorial: a stateful object under `app`, which loads itself."""
+    run: Any = get_strategy("fsdp2").build(Workload(), Options(seed=5))
+    dcp.load({"app": AppState(run.model, run.optimizer)}, checkpoint_id=path)
+    _go_on(run, 3)
+    return _trained(run, steps)
+
+
+def _go_on(run: Any, step: int) -> None:
+    """The schedule is a function of the step alone: it computes its rates anew, as torchtitan's does."""
+    run.scheduler.last_epoch = run.done = step
+    run.scheduler._step_count = step + 1
+
+
+def _trained(run: Any, steps: int) -> Resumed | None:
+    state = run.full_state()
+    losses = [run.step().loss for _ in range(steps)]
+    return Resumed(state, losses) if dist.get_rank() == 0 else None
