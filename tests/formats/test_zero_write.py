@@ -233,7 +233,7 @@ def test_a_rank_of_another_step_changes_the_losses(fixture_dir: Fixtures, pool: 
     mixed = copy_of(truth.path, tmp_path / "mixed")
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (tag_of(mixed) / name).write_bytes((tag_of(later) / name).read_bytes())
-    resumed = run(pool, truth, mixed, "zero2", 2)
+    resumed = pool.run(JOB, world_size=2, strategy="zero2", path=str(mixed), gather=False)[0]
     assert gap(resumed.losses, losses_after(truth)) > BOUNDS["fp32"]
 
 

@@ -16,7 +16,7 @@ from ckptkit.verify.workload import Workload
 class Resumed:
     """What a run held after loading, what it computed from there, and the optimizer's steps at the end."""
 
-    state: FullState
+    state: FullState | None
     losses: list[float]
     steps: dict[str, float]
     global_steps: int
@@ -32,11 +32,12 @@ def resume(
     workload: dict[str, str] | None = None,
     steps: int = 3,
     repair: str | None = None,
+    gather: bool = True,
 ) -> Resumed | None:
     """Collective. A run of another seed loads `path` and trains `steps` more; the answer of rank 0.
 
     `repair`: a truth.pt from which buffers and frozen parameters are set by hand, which DeepSpeed leaves alone when it
-    loads a universal checkpoint.
+    loads a universal checkpoint. Without `gather` only the losses are of interest (ranks that do not agree).
     """
     made = Options(**{**(options or {}), "seed": 5})
     run = get_strategy(strategy).build(Workload(**(workload or {})), made)
@@ -44,11 +45,12 @@ def resume(
     found, client = run.engine.load_checkpoint(path)
     assert found is not None
     run.done = run.engine.global_steps
-    state = run.full_state()
+    state = run.full_state() if gather else None
     if repair is not None:
         _set_the_rest(run.engine.module, torch.load(repair, weights_only=True))
     losses = [run.step().loss for _ in range(steps)]
-    counted = {fqn: float(t) for (fqn, slot), t in run.full_state().tensors.items() if slot == "step"}
+    end = run.full_state() if gather else None
+    counted = {fqn: float(t) for (fqn, slot), t in end.tensors.items() if slot == "step"} if end else {}
     if torch.distributed.get_rank():
         return None
     return Resumed(state, losses, counted, run.engine.global_steps - steps, {"note": client.get("note")})
