@@ -237,7 +237,9 @@ def _builtins() -> dict[str, Any]:
     made: dict[str, Any] = {kind.__name__: _container(kind) for kind in (set, frozenset, list, dict, tuple)}
     made |= {kind.__name__: _bytes(kind) for kind in (bytes, bytearray)}
     plain: tuple[type, ...] = (int, float, complex, bool, str, slice, range)
-    return {**made, **{kind.__name__: Function(kind) for kind in plain}}
+    made |= {kind.__name__: Function(kind) for kind in plain}
+    # Python 2's names, which protocols up to 2 still write.
+    return {**made, "xrange": made["range"], "unicode": made["str"], "long": made["int"]}
 
 
 def _default_dict(factory: Any = None, *items: Any) -> dict[Any, Any]:

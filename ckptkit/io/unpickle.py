@@ -12,6 +12,7 @@ import torch
 from ..core.tree import Opaque, Tree
 from ..errors import SourceError, UnsafePickleError
 from .globals import Function, NumpyArray, NumpyDtype, Storage, StorageType, TensorStub, is_attack, known
+from .opcodes import end_of, one_pickle
 from .standin import Standin, standin_class
 
 _DEEPEST = 100  # levels of containers; what reads and writes trees is recursive
@@ -49,9 +50,9 @@ def unpickle(data: bytes | BinaryIO, source: str, *, persistent_load: Callable[[
     Returns plain containers and values, `TensorStub`s, `Standin`s for objects of unknown classes. Raises
     UnsafePickleError for a global that could only run something, SourceError for a stream that is no pickle.
     """
-    file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
-        value = _Restricted(file, source, persistent_load).load()
+        stream = data[: end_of(data)] if isinstance(data, bytes) else one_pickle(data)
+        value = _Restricted(io.BytesIO(stream), source, persistent_load).load()
     except SourceError:
         raise
     except Exception as error:
