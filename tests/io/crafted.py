@@ -80,7 +80,8 @@ INERT: dict[str, Make] = {
     "STACK_GLOBAL of numbers": lambda c: b"K\x01K\x02\x93",
     "dotted name of an allowed class": lambda c: stack_global(
         "collections", "OrderedDict.fromkeys") + b"(" + text(made(c)) + b"tR",
-    "BUILD on an allowed function": lambda c: b"ctorch._utils\n_rebuild_tensor_v2\n}" + text("_call") + b"cmy.mod\nX\nsb",
+    "BUILD on an allowed function": lambda c: b"ctorch._utils\n_rebuild_tensor_v2\n}" + text(
+        "_call") + b"cmy.mod\nX\nsb",
     "BUILD with slots on an allowed function": lambda c: b"ctorch._utils\n_rebuild_tensor_v2\nN}" + text(
         "_call") + b"cmy.mod\nX\ns\x86b",
     "BUILD on a class": lambda c: b"ccollections\nOrderedDict\n}" + text("__getitem__") + b"cmy.mod\nX\nsb",
@@ -97,7 +98,8 @@ INERT: dict[str, Make] = {
     "EXT2": lambda c: b"\x83\x01\x01",
     "EXT4": lambda c: b"\x84\x01\x01\x01\x01",
     "copyreg": lambda c: call("copyreg", "add_extension", text("os"), text("system"), b"K\x01"),
-    "copyreg._reconstructor": lambda c: call("copyreg", "_reconstructor", b"cmy.mod\nX\n", b"cbuiltins\nobject\n", b"N"),
+    "copyreg._reconstructor": lambda c: call(
+        "copyreg", "_reconstructor", b"cmy.mod\nX\n", b"cbuiltins\nobject\n", b"N"),
     "NEWOBJ of a number": lambda c: b"K\x01)\x81",
     "NEWOBJ_EX": lambda c: b"cmy.mod\nX\n)}\x92",
     "a reference to elsewhere": lambda c: text("x") + b"Q",
