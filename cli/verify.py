@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,70 +120,67 @@ def command(
     precisions = tuple(dict.fromkeys(each.value for each in precision or ()))
     optimizers = tuple(dict.fromkeys(each.value for each in optimizer or ()))
     names = tuple(name for part in strategies or () for name in part.split(",") if name)
-    if scripts:
-        from ckptkit.verify.script import ScriptOptions, split_arguments, verify_scripts
+    from ckptkit.verify.options import MatrixOptions
 
-        old, new, arguments = split_arguments(scripts)
-        if len(precisions) > 1:
-            raise UsageError("give one --precision for scripts", why="it chooses the tolerance, no more")
-        report = verify_scripts(
-            old,
-            new,
-            ScriptOptions(
-                args=arguments,
-                launch=launch.value,
-                world_size=world_size or 2,
-                steps=steps,
-                device=device.value,
-                precision=precisions[0] if precisions else None,
-                tolerance=tolerance,
-                seed=seed,
-                timeout=timeout,
-            ),
-        )
-    elif checkpoint is not None:
-        from ckptkit.verify.state import StateOptions, verify_state
+    training = MatrixOptions(
+        strategies=names,
+        model=model,
+        batch=batch,
+        world_size=world_size,
+        steps=steps,
+        device=device.value,
+        precisions=precisions,
+        optimizers=optimizers,
+        clip=clip,
+        accumulate=accumulate,
+        seed=seed,
+        tolerance=tolerance,
+    )
+    with _progress() as progress:
+        if scripts:
+            from ckptkit.verify.script import ScriptOptions, split_arguments, verify_scripts
 
-        report = verify_state(
-            checkpoint,
-            converted,
-            StateOptions(
-                strategies=names,
-                to=to,
-                model=model,
-                batch=batch,
-                world_size=world_size,
-                steps=steps,
-                device=device.value,
-                precisions=precisions,
-                optimizers=optimizers,
-                clip=clip,
-                accumulate=accumulate,
-                seed=seed,
-                tolerance=tolerance,
-            ),
-        )
-    else:
-        from ckptkit.verify.matrix import MatrixOptions, verify_strategies
-
-        report = verify_strategies(
-            MatrixOptions(
-                strategies=names,
-                model=model,
-                batch=batch,
-                world_size=world_size,
-                steps=steps,
-                device=device.value,
-                precisions=precisions,
-                optimizers=optimizers,
-                clip=clip,
-                accumulate=accumulate,
-                seed=seed,
-                tolerance=tolerance,
+            old, new, arguments = split_arguments(scripts)
+            if len(precisions) > 1:
+                raise UsageError("give one --precision for scripts", why="it chooses the tolerance, no more")
+            report = verify_scripts(
+                old,
+                new,
+                ScriptOptions(
+                    args=arguments,
+                    launch=launch.value,
+                    world_size=world_size or 2,
+                    steps=steps,
+                    device=device.value,
+                    precision=precisions[0] if precisions else None,
+                    tolerance=tolerance,
+                    seed=seed,
+                    timeout=timeout,
+                ),
+                progress,
             )
-        )
+        elif checkpoint is not None:
+            from ckptkit.verify.state import verify_state
+
+            report = verify_state(checkpoint, converted, training, to=to, progress=progress)
+        else:
+            from ckptkit.verify.matrix import verify_strategies
+
+            report = verify_strategies(training, progress)
     _write(report, as_json=as_json, junit=junit, html=html)
     raise typer.Exit(int(report.exit_code))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A callback that shows what is being trained, on one line of stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda doing: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
 
 
 def _write(report: Report, *, as_json: bool, junit: Path | None, html: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Proof by training: the same losses under every strategy, after every conversion, from the old and the new script.
 
     verify_strategies(MatrixOptions(strategies=("fsdp2",)))     # against a single process
-    verify_state(src, dst, StateOptions(to="fsdp2"))            # resume both
+    verify_state(src, dst, MatrixOptions(), to="fsdp2")         # resume both
     verify_scripts(old, new, ScriptOptions(device="cpu"))       # run both, unchanged
 
 Each answers a `Report`. The names are imported when they are used: reading a trace or a report needs no torch.
@@ -12,28 +12,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .matrix import MatrixOptions, verify_strategies
+    from .matrix import verify_strategies
+    from .options import MatrixOptions
     from .report import Report
     from .script import ScriptOptions, verify_scripts
-    from .state import StateOptions, verify_state
+    from .state import verify_state
 
 __all__ = [
     "MatrixOptions",
     "Report",
     "ScriptOptions",
-    "StateOptions",
     "verify_scripts",
     "verify_state",
     "verify_strategies",
 ]
 
 _HOMES = {
-    "MatrixOptions": "matrix",
+    "MatrixOptions": "options",
     "verify_strategies": "matrix",
     "Report": "report",
     "ScriptOptions": "script",
     "verify_scripts": "script",
-    "StateOptions": "state",
     "verify_state": "state",
 }
 

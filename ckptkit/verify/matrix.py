@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ..errors import UsageError
+from .options import MatrixOptions
 from .pool import Pool
 from .report import Finding, Report, judge, versions
-from .runner import run_strategies
+from .runner import REFERENCE, run_one
 from .script import resolve_device
-from .strategies import all_strategies
+from .strategies import Options, all_strategies, get_strategy
 from .tolerance import tolerance_for
 from .workload import Workload
 
@@ -21,27 +22,8 @@ DEFAULT_OPTIMIZERS = (("adamw", None), ("sgd", 0.5))
 DEFAULT_PRECISIONS = ("fp32", "bf16")
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixOptions:
-    """What to train under what. Empty tuples and None stand for the defaults: all strategies, both precisions, AdamW
-    without and SGD with clipping, two ranks on CPU or one per GPU. `clip` 0 is no clipping."""
-
-    strategies: tuple[str, ...] = ()
-    model: str | None = None
-    batch: str | None = None
-    world_size: int | None = None
-    steps: int = 10
-    device: str = "auto"
-    precisions: tuple[str, ...] = ()
-    optimizers: tuple[str, ...] = ()
-    clip: float | None = None
-    accumulate: int = 1
-    seed: int = 0
-    tolerance: float | None = None
-
-
-def verify_strategies(options: MatrixOptions) -> Report:
-    """Trains every combination and holds it against a single process.
+def verify_strategies(options: MatrixOptions, progress: Callable[[str], None] = lambda doing: None) -> Report:
+    """Trains every combination and holds it against a single process; `progress` is told what is being trained.
 
     Raises UsageError for an unknown strategy, for a model without its batches, and for a batch that cannot be split.
     """
@@ -50,15 +32,21 @@ def verify_strategies(options: MatrixOptions) -> Report:
     ranks = options.world_size or default_ranks(device)
     workload = workload_of(options.model, options.batch)
     names = options.strategies or tuple(name for name in all_strategies() if name != "single")
+    for name in names:
+        get_strategy(name)
+    for precision, _, _ in _combinations(options):
+        tolerance_for(precision, options.tolerance)
     findings: list[Finding] = []
     environment: dict[str, str] = {}
     with Pool(ranks, device=device) as pool:
         for precision, optimizer, clip in _combinations(options):
             group = f"{precision} · {optimizer}" + (f", clip {clip:g}" if clip else "")
-            reference, *candidates = run_strategies(
-                workload, names, world_size=ranks, steps=options.steps, precision=precision, optimizer=optimizer,
-                clip=clip, accumulate=options.accumulate, device=device, seed=options.seed, pool=pool,
-            )  # fmt: skip
+            how = Options(precision, optimizer, clip, options.accumulate, options.seed, device)
+            traces = []
+            for name, size in [(REFERENCE, 1), *((name, ranks) for name in names if name != REFERENCE)]:
+                progress(f"{group}: {name}")
+                traces.append(run_one(pool, name, workload, how, size, options.steps))
+            reference, *candidates = traces
             environment.update(reference.environment)
             bounds = tolerance_for(precision, options.tolerance)
             reference = replace(reference, label="single process")

@@ -74,6 +74,8 @@ class Recorder:
 
     def after_step(self, optimizer: torch.optim.Optimizer, root: torch.nn.Module | None = None) -> None:
         """Collective. Ends a step; a second optimizer that steps on the same backward passes belongs to the same."""
+        if self.done == 0 and self.path("done").exists():
+            self.stop()  # the script starts its processes once more; the first time was recorded
         if self.losses:
             raw = self.raw_norm if self.raw_norm is not None else self.applied_norm
             seen = "".join(self.batches) or None

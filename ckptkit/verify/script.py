@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,9 @@ class ScriptOptions:
     timeout: float = 600.0
 
 
-def verify_scripts(old: Path, new: Path | None, options: ScriptOptions) -> Report:
+def verify_scripts(
+    old: Path, new: Path | None, options: ScriptOptions, progress: Callable[[str], None] = lambda doing: None
+) -> Report:
     """Runs `old` and `new` (without it, what `migrate` makes of `old`) and compares the losses of every rank.
 
     Raises SourceError if a script is missing or not Python, UsageError for options that cannot be.
@@ -48,7 +50,7 @@ def verify_scripts(old: Path, new: Path | None, options: ScriptOptions) -> Repor
             new, note = _migrated(old, Path(folder))
             notes.append(note)
             python_path = (str(old.resolve().parent),)
-        before, after, more = _run_both(old, new, python_path, options)
+        before, after, more = _run_both(old, new, python_path, options, progress)
     notes += more
     for label, launched in (("old", before), ("new", after)):
         if "weights" in launched.notes:
@@ -61,13 +63,14 @@ def verify_scripts(old: Path, new: Path | None, options: ScriptOptions) -> Repor
 
 
 def _run_both(
-    old: Path, new: Path, python_path: tuple[str, ...], options: ScriptOptions
+    old: Path, new: Path, python_path: tuple[str, ...], options: ScriptOptions, progress: Callable[[str], None]
 ) -> tuple[Launched, Launched, list[str]]:
     before_script = replace(_script(old, "old", options), stop_if_ranks_differ=True)
     after_script = replace(_script(new, "new", options),
                            python_path=python_path)  # fmt: skip
     launches = [(old, before_script.launch), (new, after_script.launch)]
     notes = list(dict.fromkeys(f"{path.name}: launch {how} ({_why(path, options)})" for path, how in launches))
+    progress(f"running {old.name}")
     before = run_script(before_script)
     if before.notes.get("ranks_went_apart") == "yes":
         notes.append(
@@ -79,6 +82,7 @@ def _run_both(
             replace(s, seed_ranks="same", stop_if_ranks_differ=False) for s in (before_script, after_script)
         )
         before = run_script(before_script)
+    progress(f"running {new.name}")
     return before, run_script(after_script), notes
 
 

@@ -116,7 +116,7 @@ def _run(script: Script, environment: dict[str, str], output: object, records: P
             subprocess.Popen(command, env=each, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)  # type: ignore[call-overload]
         )
     try:
-        ended = _wait(processes, script.timeout)
+        ended = _wait(processes, script.timeout, records)
     finally:
         for process in processes:
             _end(process)
@@ -141,17 +141,25 @@ def _ranks(script: Script, environment: dict[str, str]) -> list[dict[str, str]]:
     return [{**environment, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks]
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> str:
-    """Waits for all; when one fails, the others get a few seconds, because they may wait for it forever."""
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float, records: Path) -> str:
+    """Waits for all. When one fails, the others get a few seconds, because they may wait for it forever; so does a
+    parent whose ranks are done, because it may go on with something long."""
     until = time.monotonic() + timeout
-    failed = False
+    leaving = False
     while any(process.poll() is None for process in processes):
-        if not failed and any(process.poll() not in (None, 0) for process in processes):
-            failed, until = True, min(until, time.monotonic() + GRACE_SECONDS)
+        failed = any(process.poll() not in (None, 0) for process in processes)
+        if not leaving and (failed or _all_done(records)):
+            leaving, until = True, min(until, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > until:
-            return "" if failed else f"timed out after {timeout:g} s"
+            return "" if leaving else f"timed out after {timeout:g} s"
         time.sleep(0.05)
     return ""
+
+
+def _all_done(records: Path) -> bool:
+    """Whether every rank that recorded steps has made all of them."""
+    started, done = len(list(records.glob("rank*.steps.jsonl"))), len(list(records.glob("rank*.done")))
+    return started > 0 and started == done
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

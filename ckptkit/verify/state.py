@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import CkptkitError, UsageError
 from ..opened import OpenCheckpoint
 from .matrix import default_ranks, device_notes, workload_of
+from .options import MatrixOptions
 from .pool import JobError, Pool
 from .report import Report, judge, versions
 from .resume import Resumed, resume
@@ -33,26 +34,6 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StateOptions:
-    """`strategies` may name the strategy that resumes SRC, `to` the one that resumes DST. What is empty or None is read
-    from SRC: precision from its masters, optimizer from its states, world size from its files."""
-
-    strategies: tuple[str, ...] = ()
-    to: str = "fsdp2"
-    model: str | None = None
-    batch: str | None = None
-    world_size: int | None = None
-    steps: int = 10
-    device: str = "auto"
-    precisions: tuple[str, ...] = ()
-    optimizers: tuple[str, ...] = ()
-    clip: float | None = None
-    accumulate: int = 1
-    seed: int = 0
-    tolerance: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Side:
     """One checkpoint and who resumes it."""
 
@@ -64,8 +45,19 @@ class _Side:
     found: tuple[str, ...] = field(default=())
 
 
-def verify_state(source: Path, converted: Path | None, options: StateOptions) -> Report:
-    """Resumes both and compares losses, norms, weights and optimizer states of the next steps.
+def verify_state(
+    source: Path,
+    converted: Path | None,
+    options: MatrixOptions,
+    *,
+    to: str = "fsdp2",
+    progress: Callable[[str], None] = lambda doing: None,
+) -> Report:
+    """Resumes `source`, and `converted` (without it, what `convert` makes of `source`) in the strategy `to`, and
+    compares losses, norms, weights and optimizer states of the next steps.
+
+    `options.strategies` may name the one strategy that resumes the source. What the options leave open is read from the
+    source: precision from its masters, optimizer from its states, world size from its files.
 
     Raises SourceError for what cannot be opened, UsageError for strategies that cannot be, and what `convert` raises.
     """
@@ -88,12 +80,15 @@ def verify_state(source: Path, converted: Path | None, options: StateOptions) ->
     with tempfile.TemporaryDirectory(prefix="ckptkit-verify-") as folder:
         notes = [f"source: {opened.format}, {'; '.join(opened.evidence)}"]
         if converted is None:
-            converted = _convert(source, Path(folder), options.to, ranks, workload)
-            notes.append(f"converted to {options.to} for {ranks} ranks in a temporary folder")
+            progress(f"converting {source.name}")
+            converted = _convert(source, Path(folder), to, ranks, workload)
+            notes.append(f"converted to {to} for {ranks} ranks in a temporary folder")
         target = ckptkit.open(converted, model=workload.model)
-        after = _side("converted", converted, target, (options.to,), ranks)
+        after = _side("converted", converted, target, (to,), ranks)
         with Pool(max(before.world_size, after.world_size), device=device) as pool:
+            progress(f"{source.name} in {before.strategy}")
             reference, first = _run(pool, before, workload, how, options.steps)
+            progress(f"{converted.name} in {after.strategy}")
             candidate, second = _run(pool, after, workload, how, options.steps)
     notes += [line for line in (first, second) if line]
     finding = judge(reference, candidate, tolerance_for(precision, options.tolerance))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptkit.verify.matrix import MatrixOptions, verify_strategies
+from ckptkit.verify.matrix import verify_strategies
+from ckptkit.verify.options import MatrixOptions
 from ckptkit.verify.script import ScriptOptions, verify_scripts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]

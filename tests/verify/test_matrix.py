@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptkit.errors import Exit, UsageError
-from ckptkit.verify.matrix import DEFAULT_OPTIMIZERS, DEFAULT_PRECISIONS, MatrixOptions, device_notes, verify_strategies
+from ckptkit.verify.matrix import DEFAULT_OPTIMIZERS, DEFAULT_PRECISIONS, device_notes, verify_strategies
+from ckptkit.verify.options import MatrixOptions
 
 TORCH = {
     "ddp", "fsdp1", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "fsdp2", "fsdp2-no-reshard", "fsdp2-hybrid",

@@ -10,10 +10,11 @@ import torch
 
 import ckptkit
 from ckptkit.errors import Exit, SourceError, UsageError
-from ckptkit.verify.state import StateOptions, verify_state
+from ckptkit.verify.options import MatrixOptions
+from ckptkit.verify.state import verify_state
 
 pytestmark = pytest.mark.slow
-OPTIONS = StateOptions(steps=4, device="cpu")
+OPTIONS = MatrixOptions(steps=4, device="cpu")
 MODEL = "ckptkit.verify.default_model:default_model"
 
 
@@ -32,7 +33,7 @@ def test_a_dcp_checkpoint_goes_on_as_ddp_and_as_zero3(fixture_dir: Callable[[str
     for strategy in ("ddp", "zero3"):
         if strategy == "zero3":
             pytest.importorskip("deepspeed")
-        report = verify_state(source, None, StateOptions(steps=3, device="cpu", to=strategy))
+        report = verify_state(source, None, MatrixOptions(steps=3, device="cpu"), to=strategy)
         assert report.ok, (report.findings[0].reason, report.findings[0].diagnosis)
         assert any(f"read by {strategy}'s own API" in note for note in report.notes)
 
@@ -57,7 +58,7 @@ def test_a_conversion_that_lost_something_is_caught(
         name = "blocks.0.up.weight"
         content["model"][name][[0, 1]] = content["model"][name][[1, 0]]
     torch.save(content, out)
-    report = verify_state(source, out, StateOptions(steps=3, device="cpu", to="ddp"))
+    report = verify_state(source, out, MatrixOptions(steps=3, device="cpu"), to="ddp")
     (finding,) = report.findings
     assert report.exit_code == Exit.FINDINGS and finding.comparison.verdict == "mismatch"
     assert finding.diagnosis.cause == cause
@@ -67,4 +68,4 @@ def test_what_cannot_be_resumed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         verify_state(tmp_path / "nothing", None, OPTIONS)
     with pytest.raises(UsageError):
-        verify_state(tmp_path / "nothing", None, StateOptions(strategies=("a", "b")))
+        verify_state(tmp_path / "nothing", None, MatrixOptions(strategies=("a", "b")))
