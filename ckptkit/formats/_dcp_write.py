@@ -19,8 +19,7 @@ from ..core.spec import Tensor, TensorKey
 from ..core.tree import Path, Tree
 from ..errors import LossError
 from ..io.move import torch_dtype
-from ..io.pickle_out import StorageSlice
-from ..io.torch_layout import record_count, tensor_content, torch_file
+from ..io.torch_layout import record_count, tensor_content, tensor_file, torch_file
 from ._dcp_metadata import NOTE, Entry, Offsets
 from ._dcp_note import note
 from ._dcp_paths import keyed
@@ -101,7 +100,7 @@ def _chunk(key: str, tensor: Tensor, box: Box, first_record: int) -> list[Segmen
     def content(_: Any, record: int) -> Sequence[Segment]:
         return [Body(TensorKey(key), tensor, box, dtype, record)]
 
-    return torch_file(StorageSlice(tensor, dtype, box.numel, box.sizes), content, first_record=first_record)
+    return tensor_file(dtype, box.sizes, content, first_record=first_record)
 
 
 def _object(key: str, value: Tree, first_record: int) -> list[Segment]:

@@ -25,6 +25,7 @@ from ..core.checkpoint import Contents
 from ..core.layout import Layout
 from ..core.options import ReadOptions, WriteOptions
 from ..errors import SourceError
+from ..io.collector import collector_paused
 from . import _dcp_read, _dcp_safetensors, _dcp_write
 
 NAME = "dcp"
@@ -56,6 +57,11 @@ def _rank_metadata(path: Path) -> dict[int, Path]:
 
 
 def read(path: Path, options: ReadOptions) -> Contents:
+    with collector_paused():
+        return _read(path)
+
+
+def _read(path: Path) -> Contents:
     evidence = detect(path) or "named by --from"
     if (path / ".metadata").is_file():
         return _dcp_read.read(NAME, path, path / ".metadata", evidence)
@@ -73,4 +79,5 @@ def read(path: Path, options: ReadOptions) -> Contents:
 
 
 def layout(contents: Contents, options: WriteOptions) -> Layout:
-    return _dcp_write.layout(contents, options)
+    with collector_paused():
+        return _dcp_write.layout(contents, options)

@@ -5,8 +5,10 @@ Source: caffe2/serialize/inline_container.cc (2.13): stored records, 64-byte ali
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from ..core.box import whole
 from ..core.layout import Body, Fill, Late, Raw, Segment
 from ..core.spec import Tensor, TensorKey
 from ..core.tree import Tree
-from .pickle_out import torch_pickle
+from .pickle_out import StorageSlice, torch_pickle
 
 _ALIGN = 64
 _LIMIT = 0xFFFFFFFF
@@ -60,8 +62,21 @@ def torch_file(tree: Tree, content: Content, *, root: str = "archive", first_rec
             storages.append(storage)
         return keys[id(storage)]
 
+    return _laid_out(torch_pickle(tree, key_of), storages, content, root, first_record)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_pickle(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return torch_pickle(StorageSlice(None, dtype, math.prod(shape), shape), lambda storage: "0")
+
+
+def tensor_file(dtype: str, shape: tuple[int, ...], content: Content, *, first_record: int = 0) -> list[Segment]:
+    """The segments of a torch file that holds one tensor: `torch_file` of it, made once for each dtype and shape."""
+    return _laid_out(_tensor_pickle(dtype, shape), [None], content, "archive", first_record)
+
+
+def _laid_out(pickle: bytes, storages: Sequence[Any], content: Content, root: str, first_record: int) -> list[Segment]:
     numbers = itertools.count(first_record)
-    pickle = torch_pickle(tree, key_of)
     parts: list[tuple[str, Sequence[Segment]]] = [("data.pkl", [Raw(pickle, next(numbers))])]
     parts += [(".format_version", [Raw(b"1", next(numbers))]), (".storage_alignment", [Raw(b"64", next(numbers))])]
     parts.append(("byteorder", [Raw(b"little", next(numbers))]))
