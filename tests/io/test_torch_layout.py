@@ -1,4 +1,4 @@
-"""Torch files that are laid out here: torch loads them in every way it can, zip tools find nothing to complain about."""
+"""Torch files that are laid out here: torch loads them in every way it can, zip tools find nothing wrong."""
 
 from __future__ import annotations
 
