@@ -89,6 +89,13 @@ class Draft:
                     found.append((call, wraps))
         return found
 
+    def text(self, piece: Piece) -> str:
+        """The original text that a piece stands for."""
+        if isinstance(piece, str):
+            return piece
+        span = piece if isinstance(piece, Span) else piece.span
+        return self.module.text.content[span.start : span.stop]
+
     def code(self, node: cst.CSTNode) -> str:
         """The source of a node as it stands."""
         return self.module.code(node)
@@ -303,11 +310,12 @@ class Draft:
         self._taken.add(name)
         return name
 
-    def throwaway(self, *wishes: str) -> str:
-        """A free name for a loop variable; the same wishes get the same name throughout a module."""
-        if wishes not in self._throwaways:
-            self._throwaways[wishes] = self.fresh(*wishes)
-        return self._throwaways[wishes]
+    def throwaway(self, *wishes: str, value: str = "") -> str:
+        """A free name for a loop variable or a value; equal wishes (and values) get one name throughout a module."""
+        key = (*wishes, value)
+        if key not in self._throwaways:
+            self._throwaways[key] = self.fresh(*wishes)
+        return self._throwaways[key]
 
     def note(self, node: cst.CSTNode, grade: Grade, message: str, rule: str = "") -> None:
         """Report an edit at a node."""

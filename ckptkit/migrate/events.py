@@ -1,6 +1,4 @@
-"""What a statement does when it runs, calls followed into the functions of the program: makes an optimizer, shards a
-model.
-"""
+"""What a statement does when it runs, calls followed into functions: makes an optimizer, shards a model."""
 
 from __future__ import annotations
 
@@ -10,35 +8,36 @@ from dataclasses import dataclass
 import libcst as cst
 
 from .draft import Draft
-from .flow import CALL, CLASS, FUNCTION
+from .flow import CLASS, FUNCTION, argument_of
 from .module import Module
 
 Test = Callable[[Draft, Module, cst.Call], bool]
 _DEPTH = 4
-_OPTIMIZERS = ("torch.optim.", "bitsandbytes.optim.", "transformers.optimization.", "apex.optimizers.", "lion_pytorch.")
+_OPTIMIZERS = (
+    "torch.optim.",
+    "bitsandbytes.optim.",
+    "transformers.optimization.",
+    "apex.optimizers.",
+    "lion_pytorch.",
+)
 _NO_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a statement does; `models` are the texts of the models it does it to, as the statement names
-    them.
-    """
+    """Something that a statement does; `models` are the texts of the models it does it to, as it names them."""
 
     models: frozenset[str]
-    on_object: bool = False  # a method call: the models may be attributes of the object
 
 
 def makes_optimizer(draft: Draft, line: cst.CSTNode) -> list[Event]:
-    """The optimizers that running a line makes from parameters."""
+    """The optimizers that running a line makes, with the models whose parameters they take."""
     found = []
     for call in _calls(draft.module, line):
-        if _optimizer_class(draft, draft.module, call):
-            found.append(Event(frozenset(_models(draft, call))))
-        elif inside(draft, draft.module, call, _optimizer_class, _DEPTH):
-            if inside(draft, draft.module, call, _is_wrap, _DEPTH):
-                continue  # it shards too: the order is the called function's matter
-            found.append(Event(frozenset(_models(draft, call)), on_object=isinstance(call.func, cst.Attribute)))
+        models = _models(draft, draft.module, call, _is_optimizer, _DEPTH)
+        # Where the called function shards too, the order is that function's own matter.
+        if models and _models(draft, draft.module, call, _is_wrap, _DEPTH) is None:
+            found.append(Event(frozenset(models)))
     return found
 
 
@@ -46,15 +45,87 @@ def shards(draft: Draft, line: cst.CSTNode) -> list[Event]:
     """The models that running a line shards."""
     found = []
     for call in _calls(draft.module, line):
-        wrap = next((w for w in draft.all_wraps if w.call is call and not w.plan.refused), None)
-        if wrap is not None:
-            subject = wrap.subject
-            names = {draft.code(subject.node)} if subject is not None and subject.module is draft.module else set()
-            found.append(Event(frozenset(names | _targets(draft, call))))
-        elif inside(draft, draft.module, call, _is_wrap, _DEPTH):
-            models = frozenset(_models(draft, call) | _targets(draft, call))
-            found.append(Event(models, on_object=isinstance(call.func, cst.Attribute)))
+        models = _models(draft, draft.module, call, _is_wrap, _DEPTH)
+        if models is not None:
+            found.append(Event(frozenset(models)))
     return found
+
+
+def inside(draft: Draft, module: Module, call: cst.Call, test: Test, depth: int) -> bool:
+    """Whether a call runs, in functions and constructors of the program, a call that passes a test."""
+    return depth > 0 and any(
+        test(draft, where, inner) or inside(draft, where, inner, test, depth - 1)
+        for where, _, inner in _bodies(draft, module, call)
+    )
+
+
+def _models(draft: Draft, module: Module, call: cst.Call, test: Test, depth: int) -> set[str] | None:
+    """What a call does it to, in the names of its own scope; None when it does not do it at all."""
+    if test(draft, module, call):
+        return _subjects(draft, module, call)
+    if depth == 0:
+        return None
+    found: set[str] | None = None
+    for where, body, inner in _bodies(draft, module, call):
+        names = _models(draft, where, inner, test, depth - 1)
+        if names is not None:
+            found = (found or set()) | _outside(draft, module, call, where, body, names)
+    return found
+
+
+def _bodies(draft: Draft, module: Module, call: cst.Call) -> Iterator[tuple[Module, cst.FunctionDef, cst.Call]]:
+    """The calls in the functions of the program that a call runs."""
+    for origin in draft.flow.origins(module, call.func):
+        body: cst.CSTNode | None = None
+        if origin.kind == FUNCTION:
+            body = origin.node
+        elif origin.kind == CLASS and isinstance(origin.node, cst.ClassDef):
+            members = (m for m in origin.node.body.body if isinstance(m, cst.FunctionDef))
+            body = next((m for m in members if m.name.value == "__init__"), None)
+        if isinstance(body, cst.FunctionDef):
+            for inner in origin.module.inside(body, cst.Call):
+                if origin.module.function(inner) is body:
+                    yield origin.module, body, inner
+
+
+def _outside(
+    draft: Draft, module: Module, call: cst.Call, where: Module, body: cst.FunctionDef, names: set[str]
+) -> set[str]:
+    """Names of a function's scope in the names of its caller: parameters by their arguments, `self` by its object."""
+    params = [p.name.value for p in (*body.params.posonly_params, *body.params.params)]
+    method = draft.flow.owner(where, body) is not None and params[:1] == ["self"]
+    found = set()
+    for name in names:
+        head, dot, tail = name.partition(".")
+        if method and head == "self" and isinstance(call.func, cst.Attribute):
+            found.add(f"{module.code(call.func.value)}{dot}{tail}")
+        elif head in params:
+            argument = argument_of(call, params[1 if method else 0 :], head)
+            if argument is not None:
+                found.add(f"{module.code(argument)}{dot}{tail}")
+    return found
+
+
+def _subjects(draft: Draft, module: Module, call: cst.Call) -> set[str]:
+    """The models of a wrap or of an optimizer's parameters, as texts."""
+    wrap = next((w for w in draft.all_wraps if w.call is call), None)
+    if wrap is not None:
+        subject = wrap.subject
+        names = {module.code(subject.node)} if subject is not None and subject.module is module else set()
+        statement = module.statement(call)
+        if isinstance(statement, cst.Assign):
+            names |= {module.code(target.target) for target in statement.targets}
+        return names
+    # `x` of each `x.parameters()` in the call, or in what its arguments are made of in the same function.
+    function = module.function(call)
+    names = {module.code(node) for a in call.args for node in module.inside(a, cst.Name, cst.Attribute)}
+    for inner in module.every(cst.Call):
+        func = inner.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in ("parameters", "named_parameters", "modules"):
+            continue
+        if module.within(inner, call) or (module.function(inner) is function and function is not None):
+            names.add(module.code(func.value))
+    return names
 
 
 def _calls(module: Module, line: cst.CSTNode) -> Iterator[cst.Call]:
@@ -67,7 +138,7 @@ def _calls(module: Module, line: cst.CSTNode) -> Iterator[cst.Call]:
             yield call
 
 
-def _optimizer_class(draft: Draft, module: Module, call: cst.Call) -> bool:
+def _is_optimizer(draft: Draft, module: Module, call: cst.Call) -> bool:
     for origin in draft.flow.origins(module, call.func):
         if origin.name.startswith(_OPTIMIZERS) and not origin.name.startswith(_NO_OPTIMIZERS):
             return origin.name.rpartition(".")[2][:1].isupper()
@@ -80,46 +151,3 @@ def _optimizer_class(draft: Draft, module: Module, call: cst.Call) -> bool:
 
 def _is_wrap(draft: Draft, module: Module, call: cst.Call) -> bool:
     return any(w.call is call and not w.plan.refused for w in draft.all_wraps)
-
-
-def inside(draft: Draft, module: Module, call: cst.Call, test: Test, depth: int) -> bool:
-    """Whether a call runs, in functions and constructors of the program, a call that passes a test."""
-    if depth == 0:
-        return False
-    for origin in draft.flow.origins(module, call.func):
-        body: cst.CSTNode | None = None
-        if origin.kind == FUNCTION:
-            body = origin.node
-        elif origin.kind == CLASS and isinstance(origin.node, cst.ClassDef):
-            members = (m for m in origin.node.body.body if isinstance(m, cst.FunctionDef))
-            body = next((m for m in members if m.name.value == "__init__"), None)
-        if body is None:
-            continue
-        for inner in origin.module.inside(body, cst.Call):
-            if origin.module.function(inner) is body and (
-                test(draft, origin.module, inner) or inside(draft, origin.module, inner, test, depth - 1)
-            ):
-                return True
-    return False
-
-
-def _models(draft: Draft, call: cst.Call) -> set[str]:
-    """Texts of what a call is given that may be a model: names and attributes, `x` of `x.parameters()`."""
-    found = set()
-    for node in draft.module.inside(call, cst.Name, cst.Attribute):
-        if draft.module.within(node, call.func):
-            continue
-        parent = draft.module.parent(node)
-        if isinstance(parent, cst.Attribute) and parent.attr is node:
-            continue
-        found.add(draft.code(node))
-    if isinstance(call.func, cst.Attribute) and not found:
-        return set()  # a method of an object that holds its model
-    return found
-
-
-def _targets(draft: Draft, call: cst.Call) -> set[str]:
-    statement = draft.module.statement(call)
-    if isinstance(statement, cst.Assign) and any(o.kind == CALL for o in draft.origins(call)):
-        return {draft.code(t.target) for t in statement.targets}
-    return set()

@@ -11,7 +11,6 @@ from pathlib import Path
 from ..errors import SourceError
 from .names import MARKERS
 
-_USES = re.compile(rb"\.module\b|state_dict|no_sync|clip_grad|optim|deepcopy|\.forward\(|\.backward\(")
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+(\([^)]*\)|[^\n#]*)", re.MULTILINE)
 _NOT_SOURCES = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
 
@@ -37,14 +36,14 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def worth_parsing(contents: dict[Path, bytes], sources: Iterable[str]) -> set[Path]:
-    """The files that mention an API, and those that import one of these and use models (they travel through imports)."""
+    """The files that mention an API, and those that import one of these (models travel through imports)."""
     markers = [marker.encode() for source in sources for marker in MARKERS[source]]
     chosen = {path for path, data in contents.items() if any(marker in data.lower() for marker in markers)}
     imports = {path: _imported(data) for path, data in contents.items() if path not in chosen}
     names = {name for path in chosen for name in _module_names(path)}
     frontier = {path for path, imported in imports.items() if imported & names}
     chosen |= frontier
-    users = {path for path in imports if path not in chosen and _USES.search(contents[path])}
+    users = imports.keys() - chosen
     while frontier:
         names = {name for path in frontier for name in _module_names(path)}
         frontier = {path for path in users - chosen if imports[path] & names}

@@ -67,6 +67,9 @@ class Flow:
     """Answers `origins` for any expression of a program."""
 
     program: Program
+    defaults: set[int] = field(
+        default_factory=set
+    )  # ids of origin nodes that are defaults: other code may override them
     _memo: dict[int, Origins] = field(default_factory=dict)
     _busy: set[int] = field(default_factory=set)
     _cut: set[int] = field(default_factory=set)  # expressions in work on whose own answer something asked for depends
@@ -97,6 +100,10 @@ class Flow:
         if not self._cut:  # else the answer lacks what the expression at the start of the cycle will add
             self._memo[key] = found
         return found
+
+    def is_fixed(self, module: Module, node: cst.CSTNode) -> bool:
+        """Whether an expression can only have the origins that are seen: none is a default of a parameter or a field."""
+        return not any(id(origin.node) in self.defaults for origin in self.origins(module, node))
 
     def names(self, module: Module, node: cst.CSTNode) -> set[str]:
         """Dotted names of the APIs that an expression may refer to (not: call)."""
@@ -348,7 +355,10 @@ class Flow:
         bound = owner is not None and not static
         if bound and params and params[0] is param:
             return frozenset((Origin(module, owner, INSTANCE, owner.name.value),)) if owner else NOTHING
-        found: Origins = self.origins(module, param.default) if param.default is not None else NOTHING
+        found: Origins = NOTHING
+        if param.default is not None:
+            found = self.origins(module, param.default)
+            self.defaults |= {id(origin.node) for origin in found}
         for where, call in self.callers(module, function):
             argument = argument_of(call, [p.name.value for p in params[1 if bound else 0 :]], param.name.value)
             if argument is not None:
@@ -395,7 +405,9 @@ class Flow:
             for small in getattr(line, "body", ()) if isinstance(line, cst.SimpleStatementLine) else ():
                 for bound in assigned_names(small):
                     if isinstance(bound, cst.Name) and bound.value == name:
-                        found |= self._target(module, bound)
+                        stored = self._target(module, bound)
+                        self.defaults |= {id(origin.node) for origin in stored}
+                        found |= stored
         if not found:
             for base in owner.bases:
                 for origin in self.origins(module, base.value):

@@ -199,6 +199,15 @@ def _slot_in(draft: Draft, lines: list[str]) -> list[str]:
     rest = []
     for line in lines:
         own = [s for s in draft.module.tree.body if isinstance(s, cst.SimpleStatementLine)]
+        if line.startswith("import "):
+            froms = [s for s in own if isinstance(s.body[0], cst.ImportFrom) and not draft.code(s).startswith("from .")]
+            packages = [draft.code(s).split()[1].split(".")[0] for s in froms]
+            firsts = [s for s, p in zip(froms, packages, strict=True) if p not in sys.stdlib_module_names]
+            if firsts:
+                draft.before(firsts[0], (line,), order=-2)
+            else:
+                rest.append(line)
+            continue
         own = [s for s in own if isinstance(s.body[0], cst.ImportFrom) and draft.code(s).startswith("from torch.")]
         after = next((s for s in own if draft.code(s).split()[1] > line.split()[1]), None)
         if line.startswith("from torch.") and after is not None:

@@ -84,7 +84,7 @@ def literal(draft: Draft, value: Value | None) -> bool | None:
     if value is None:
         return False
     origins = draft.flow.origins(value.module, value.node)
-    if len(origins) == 1:
+    if len(origins) == 1 and draft.flow.is_fixed(value.module, value.node):
         node = next(iter(origins)).node
         if isinstance(node, cst.Name) and node.value in ("True", "False", "None"):
             return node.value == "True"

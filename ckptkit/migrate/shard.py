@@ -103,7 +103,8 @@ def sharded(draft: Draft, wrap: Wrap, model: str) -> list[Line]:
     if plan.units or plan.policy is not None:
         for name, wish in plan.shared.items():
             if name in plan.kwargs:
-                local = draft.fresh(*wish)
+                text = "".join(p if isinstance(p, str) else draft.text(p) for p in plan.kwargs[name])
+                local = draft.throwaway(*wish, value=text)
                 lines.append((f"{local} = ", *plan.kwargs[name]))
                 children[name] = root[name] = (local,)
     calls = _calls(draft, wrap, call, children, root)

@@ -1,4 +1,4 @@
-"""The engine keeps every byte that it need not touch, resolves names instead of matching them, and goes on after errors."""
+"""The engine keeps every byte that it need not touch, reads a directory as one program, and goes on after errors."""
 
 from __future__ import annotations
 

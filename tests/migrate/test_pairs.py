@@ -73,6 +73,8 @@ def largest_difference(before: Any, after: Any) -> float:
         return math.inf if math.isnan(gap) else gap / scale
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         return max((largest_difference(a, b) for a, b in zip(before, after, strict=True)), default=0.0)
+    if isinstance(before, float) and isinstance(after, float):
+        return largest_difference([before], [after])
     return 0.0 if before == after else math.inf
 
 

@@ -57,7 +57,8 @@ def _is_engine(draft: Draft, func: cst.BaseExpression) -> bool:
 
 def _text(draft: Draft, path: cst.BaseExpression) -> str:
     origins = draft.origins(path)
-    for origin in origins if len(origins) == 1 else ():
+    fixed = len(origins) == 1 and draft.flow.is_fixed(draft.module, path)
+    for origin in origins if fixed else ():
         if isinstance(origin.node, cst.SimpleString):
             return str(origin.node.evaluated_value)
     return "{" + " ".join(draft.code(path).split()) + "}"

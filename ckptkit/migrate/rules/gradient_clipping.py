@@ -50,7 +50,7 @@ def rewrite(draft: Draft) -> None:
             draft.note(
                 call, Grade.NUMERICS, "FSDP1 clipped by the norm of each rank's shard here; now by the model's norm"
             )
-        if _is_used(draft, call) and not _is_gathered(draft, call):
+        if is_used(draft, call) and not is_gathered(draft, call):
             draft.replace(call, *clip_pieces(draft, call), ".full_tensor()")
         _warn_of_mix(draft, call, wraps)
 
@@ -69,7 +69,7 @@ def _method(draft: Draft, call: cst.Call, wraps: list[Wrap]) -> None:
     for argument in call.args:
         keyword = f"{argument.keyword.value}=" if argument.keyword is not None else argument.star
         pieces += [", ", keyword, *draft.module.quote(argument.value)]
-    used = _is_used(draft, call)
+    used = is_used(draft, call)
     draft.replace(call, *pieces, ").full_tensor()" if used else ")")
     gathered = "; the norm is a DTensor and is gathered" if used else ""
     draft.note(call, Grade.EXACT, f"clip_grad_norm_ of torch.nn.utils clips by the norm over all ranks{gathered}")
@@ -89,10 +89,10 @@ def _parameters_of(draft: Draft, call: cst.Call) -> cst.BaseExpression | None:
     return None
 
 
-def _is_used(draft: Draft, call: cst.Call) -> bool:
+def is_used(draft: Draft, call: cst.Call) -> bool:
     return not isinstance(draft.module.parent(call), cst.Expr)
 
 
-def _is_gathered(draft: Draft, call: cst.Call) -> bool:
+def is_gathered(draft: Draft, call: cst.Call) -> bool:
     parent = draft.module.parent(call)
     return isinstance(parent, cst.Attribute) and parent.attr.value == "full_tensor"

@@ -61,7 +61,8 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     made = [o for o in origins if o.kind == CALL and o.name == MIXED_PRECISION and isinstance(o.node, cst.Call)]
     nothing = [o for o in origins if o.kind == LITERAL and o.name == "None"]
     dtypes = [o for o in origins if o.kind == NAME and o.name.startswith("torch.")]
-    if len(made) == 1 and len(origins) == 1:
+    fixed = draft.flow.is_fixed(value.module, value.node)
+    if len(made) == 1 and len(origins) == 1 and fixed:
         fields = {name: argument_of(made[0].node, _FIELDS, name) for name in _FIELDS}  # type: ignore[arg-type]
         _known(draft, wrap, {n: Value(made[0].module, f) for n, f in fields.items() if f is not None})
     elif len(dtypes) == 1 and len(origins) == 1:

@@ -57,7 +57,7 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
 
 
 def _same_model(optimizer: Event, wrap: Event) -> bool:
-    return (optimizer.on_object and wrap.on_object) or bool(optimizer.models & wrap.models)
+    return bool(optimizer.models & wrap.models)
 
 
 def _move(draft: Draft, lines: list[cst.CSTNode], first: int, anchor: int) -> None:

@@ -52,15 +52,12 @@ HELPER = '''def sharding_of(strategy, device_type="cuda"):
     frees = strategy not in (STRATEGY.SHARD_GRAD_OP, STRATEGY._HYBRID_SHARD_ZERO2)
     world, local = DIST.get_world_size(), TORCH.get_device_module(device_type).device_count()
     if strategy == STRATEGY.NO_SHARD:
-        shape = (world, 1)
+        mesh = MESH(device_type, (world, 1), mesh_dim_names=("replicate", "shard"))
     elif strategy in (STRATEGY.HYBRID_SHARD, STRATEGY._HYBRID_SHARD_ZERO2):
-        shape = (world // local, local)
+        mesh = MESH(device_type, (world // local, local), mesh_dim_names=("replicate", "shard"))
     else:
-        return {"reshard_after_forward": frees}
-    return {
-        "reshard_after_forward": frees,
-        "mesh": MESH(device_type, shape, mesh_dim_names=("replicate", "shard")),
-    }'''
+        mesh = MESH(device_type, (world,))
+    return {"mesh": mesh, "reshard_after_forward": frees}'''
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -99,12 +96,8 @@ def _strategies(draft: Draft, value: Value) -> set[str] | None:
         # The name is bound nowhere: an import that was forgotten, in an example as a rule.
         return {value.node.attr.value} if base.value == "ShardingStrategy" else None  # type: ignore[attr-defined]
     names = {o.name.removeprefix(STRATEGY) for o in origins if o.kind == NAME and o.name.startswith(STRATEGY)}
-    return names if names and len(names) == len({o.name for o in origins}) and not _is_field(draft, value) else None
-
-
-def _is_field(draft: Draft, value: Value) -> bool:
-    """Whether the value is read from a field or parameter whose default can be overridden where we cannot see it."""
-    return isinstance(value.node, cst.Attribute) and not draft.flow.name(value.module, value.node).startswith(STRATEGY)
+    known = names and len(names) == len({o.name for o in origins})
+    return names if known and draft.flow.is_fixed(value.module, value.node) else None
 
 
 def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None) -> None:
@@ -136,6 +129,7 @@ def _any_strategy(draft: Draft, wrap: Wrap, strategy: Line) -> None:
         draft.helpers["sharding_of"] = text.replace(
             "MESH", draft.need("torch.distributed.device_mesh", "init_device_mesh")
         )
+    wrap.plan.kwargs.pop("mesh", None)  # of a CPU device: the function makes the mesh
     kind = device_type(draft, wrap)
     extra: Line = () if kind == ('"cuda"',) else (", ", *kind)
     call: Line = ("sharding_of(", *strategy, *extra, ")")

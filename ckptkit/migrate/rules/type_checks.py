@@ -41,7 +41,7 @@ def rewrite(draft: Draft) -> None:
         if isinstance(parent, cst.Attribute) or draft.name(node) != FSDP or module.skips(node):
             continue
         if module.up(node, cst.Import, cst.ImportFrom) is None and (
-            _is_check(draft, node) or _is_annotation(draft, node)
+            is_check(draft, node) or is_annotation(draft, node)
         ):
             draft.replace(node, draft.need("torch.distributed.fsdp", "FSDPModule"))
             draft.note(node, Grade.EXACT, "the type of a sharded module is FSDPModule")
@@ -57,7 +57,7 @@ def rewrite(draft: Draft) -> None:
         draft.note(call, Grade.EXACT, "fsdp_modules becomes a loop over the modules")
 
 
-def _is_check(draft: Draft, node: cst.CSTNode) -> bool:
+def is_check(draft: Draft, node: cst.CSTNode) -> bool:
     """Whether a reference is what something is compared with: isinstance(x, ..), type(x) is .."""
     module = draft.module
     at = module.parent(node)
@@ -73,5 +73,5 @@ def _is_check(draft: Draft, node: cst.CSTNode) -> bool:
     return isinstance(at, cst.ComparisonTarget)
 
 
-def _is_annotation(draft: Draft, node: cst.CSTNode) -> bool:
+def is_annotation(draft: Draft, node: cst.CSTNode) -> bool:
     return draft.module.up(node, cst.Annotation) is not None

@@ -95,7 +95,7 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 
 def _units(draft: Draft, wrap: Wrap, origins: frozenset[Origin], value: Value) -> list[Unit] | None:
     """The conditions of a policy that is known in full here, or None."""
-    if len(origins) != 1:
+    if len(origins) != 1 or not draft.flow.is_fixed(value.module, value.node):
         return None
     condition = _condition(draft, wrap, next(iter(origins)), value)
     return None if condition is None else [Unit(condition)]

@@ -1,0 +1,91 @@
+"""Facts about models that DDP replicates: which expressions hold them, also the module under its old name, and which
+optimizers step them.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from .draft import Draft
+from .flow import CALL
+from .wraps import Wrap
+
+
+def replicated(draft: Draft, node: cst.BaseExpression) -> list[Wrap]:
+    """The DDP wraps whose model an expression holds: the wrapper, or the module itself below the wrapping call.
+
+    `fully_shard` works in place, so what `net` meant above `model = DDP(net)` is a sharded model below it.
+    """
+    found = draft.wraps_of(node, "ddp")
+    if found or not isinstance(node, (cst.Name, cst.Attribute)):
+        return found
+    module, text = draft.module, draft.code(node)
+    for wrap in draft.wraps:
+        subject = wrap.subject
+        below = module.span(node).start > module.span(wrap.call).stop
+        same = subject is not None and isinstance(subject.node, (cst.Name, cst.Attribute))
+        if (
+            same
+            and below
+            and wrap.source == "ddp"
+            and not wrap.plan.refused
+            and draft.code(subject.node) == text  # type: ignore[union-attr]
+            and module.function(wrap.call) is module.function(node)
+            and draft.origins(node) == draft.origins(subject.node)  # type: ignore[union-attr]
+        ):
+            found.append(wrap)
+    return found
+
+
+def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
+    """An expression for a replicated model that is bound where `node` stands: the nearest use above it, else below."""
+    module = draft.module
+    function, at = module.function(node), module.span(node).start
+    uses = [
+        n
+        for n in module.every(cst.Name, cst.Attribute)
+        if module.function(n) is function and _plain(draft, n) and draft.wraps_of(n, "ddp")
+    ]
+    if not uses:
+        if function is None or not isinstance(function, cst.FunctionDef):
+            return None
+        return next((p.name for p in function.params.params if draft.wraps_of(p.name, "ddp")), None)
+    above = [n for n in uses if module.span(n).stop <= at]
+    return above[-1] if above else uses[0]
+
+
+def _plain(draft: Draft, node: cst.BaseExpression) -> bool:
+    """Whether an expression is `name` or `name.name` on its own, without `.module` behind it."""
+    parent = draft.module.parent(node)
+    if isinstance(parent, cst.Attribute) and parent.attr is node:
+        return False
+    if isinstance(node, cst.Attribute) and (
+        not isinstance(node.value, cst.Name) or node.attr.value in ("module", "_orig_mod")
+    ):
+        return False
+    return not isinstance(parent, (cst.Param, cst.ImportAlias)) and not (
+        isinstance(parent, cst.Arg) and parent.keyword is node
+    )
+
+
+def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
+    """Whether an expression may hold an optimizer of torch that was made from a replicated model's parameters."""
+    for origin in draft.origins(optimizer):
+        if origin.kind != CALL or not origin.name.startswith("torch.optim.") or not isinstance(origin.node, cst.Call):
+            continue
+        if origin.name.startswith(("torch.optim.lr_scheduler", "torch.optim.swa_utils")):
+            continue
+        peer = draft.peers.get(id(origin.module))
+        if peer is None:
+            continue
+        wraps = [w for w in draft.all_wraps if w.source == "ddp" and not w.plan.refused]
+        subjects = {w.module.code(w.subject.node) for w in wraps if w.subject is not None and w.module is peer.module}
+        function = peer.module.function(origin.node)
+        for call in peer.module.every(cst.Call):
+            func = call.func
+            if not isinstance(func, cst.Attribute) or func.attr.value not in ("parameters", "named_parameters"):
+                continue
+            near = peer.module.within(call, origin.node) or peer.module.function(call) is function
+            if near and (peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects):
+                return True
+    return False
