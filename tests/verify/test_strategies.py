@@ -157,3 +157,15 @@ def test_the_default_model_has_what_migrations_lose() -> None:
     other = build_model(Workload(), 1).state_dict()
     same = {k for k, v in build_model(Workload(), 0).state_dict().items() if torch.equal(v, other[k])}
     assert same <= {"calls", *(k for k in other if ".norm" in k or k.startswith("norm."))}
+
+
+@pytest.mark.slow
+def test_a_model_and_batches_of_the_users_own(pool: Pool) -> None:
+    pytest.importorskip("transformers")
+    module = "tests.verify.user_workload"
+    workload = Workload(model=f"{module}:model", batch=f"{module}:batch")
+    names = ["ddp", "fsdp1", "fsdp2", *(["zero3"] if importlib.util.find_spec("deepspeed") else [])]
+    reference, *traces = run_strategies(workload, names, world_size=2, steps=STEPS, pool=pool)
+    assert [trace.reason for trace in traces] == [""] * len(names)
+    for trace in traces:
+        assert worst(list(reference.losses), list(trace.losses)) < 1e-6, trace.label
