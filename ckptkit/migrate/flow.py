@@ -102,7 +102,7 @@ class Flow:
         return found
 
     def is_fixed(self, module: Module, node: cst.CSTNode) -> bool:
-        """Whether an expression can only have the origins that are seen: none is a default of a parameter or a field."""
+        """Whether an expression has only the origins that are seen: none is a default of a parameter or a field."""
         return not any(id(origin.node) in self.defaults for origin in self.origins(module, node))
 
     def names(self, module: Module, node: cst.CSTNode) -> set[str]:
