@@ -1,6 +1,7 @@
 """What fsdp2.py trains, by DDP in processes of its own making, with every call that a GPU script likes to make."""
 
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -53,3 +54,5 @@ if __name__ == "__main__":
     assert torch.cuda.is_available()
     count = torch.cuda.device_count()
     mp.spawn(train, args=(count,), nprocs=count)
+    mp.spawn(train, args=(count,), nprocs=count)  # a second phase, which is not recorded
+    time.sleep(3600)  # a parent that goes on for long is not waited for
