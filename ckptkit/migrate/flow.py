@@ -454,7 +454,7 @@ class Flow:
         found: Origins = NOTHING
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in PASS_METHODS:
             base = self.origins(module, node.func.value)
-            if not any(o.kind in (NAME, INSTANCE, CLASS) and isinstance(o.node, cst.ClassDef) for o in base):
+            if not any(self._defines(o, node.func.attr.value) for o in base):
                 passed = frozenset(o for o in base if o.kind in (CALL, INSTANCE))
                 if passed:
                     return passed
@@ -475,6 +475,12 @@ class Flow:
                     elif target.kind == FUNCTION and isinstance(target.node, cst.FunctionDef):
                         found |= self.returned(target.module, target.node)
         return found
+
+    def _defines(self, origin: Origin, method: str) -> bool:
+        """Whether the class of an instance has a method of its own of a name that modules of torch have, too."""
+        if origin.kind not in (NAME, INSTANCE, CLASS) or not isinstance(origin.node, cst.ClassDef):
+            return False
+        return origin.kind != INSTANCE or bool(self.member(origin.module, origin.node, method))
 
     def returned(self, module: Module, function: cst.FunctionDef) -> Origins:
         """Origins of all values that a function returns."""

@@ -4,11 +4,15 @@ optimizers step them.
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from .draft import Draft
 from .flow import CALL
 from .wraps import Wrap
+
+_ACCELERATORS = re.compile(r"cuda|nccl|xpu|npu|hpu|accelerator|mps")
 
 
 def replicated(draft: Draft, node: cst.BaseExpression) -> list[Wrap]:
@@ -89,3 +93,8 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
             if near and (peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects):
                 return True
     return False
+
+
+def knows_only_cpu(draft: Draft) -> bool:
+    """Whether no file of the program mentions an accelerator: it trains on the CPU."""
+    return not any(_ACCELERATORS.search(module.text.masked.lower()) for module in draft.flow.program)

@@ -25,7 +25,7 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..replicas import replicated
-from .gradient_clipping import FUNCTIONS, clip_pieces, is_gathered, is_used
+from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, requoted
 
 SOURCES = ("ddp",)
 
@@ -33,14 +33,14 @@ SOURCES = ("ddp",)
 def rewrite(draft: Draft) -> None:
     """Gather norms that are used."""
     wraps = [w for w in draft.all_wraps if w.source == "ddp" and not w.plan.refused]
-    for call in draft.calls(*FUNCTIONS) if wraps else ():
+    for call in draft.calls(*CLIP_FUNCTIONS) if wraps else ():
         if not is_used(draft, call) or is_gathered(draft, call) or not call.args:
             continue
         owner = _owner(draft, call.args[0].value)
         if owner is None or (not replicated(draft, owner) and _unknown(draft, owner)):
             draft.todo(call, "if these are parameters of a sharded model, the norm is a DTensor: add .full_tensor()")
         elif replicated(draft, owner):
-            draft.replace(call, *clip_pieces(draft, call), ".full_tensor()")
+            draft.replace(call, *requoted(draft, call), ".full_tensor()")
             draft.note(call, Grade.EXACT, "the norm over all ranks is a DTensor and is gathered")
 
 

@@ -22,19 +22,17 @@ Known limits: a program that chooses among other devices than CUDA and CPU sets 
 
 from __future__ import annotations
 
-import re
-
 import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
 from ..models import sets_device
 from ..plan import Line, Order
+from ..replicas import knows_only_cpu
 from ..rule import spell
 from ..wraps import Value, Wrap
 
 SOURCES = ("ddp",)
-_ACCELERATORS = re.compile(r"cuda|nccl|xpu|npu|hpu|accelerator|mps")
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -79,7 +77,3 @@ def _chosen(draft: Draft, wrap: Wrap, value: Value) -> tuple[Line | None, Line |
     if not isinstance(node, cst.List) or len(node.elements) != 1:
         return None, None
     return condition, spell(draft, wrap, Value(value.module, node.elements[0].value))
-
-
-def knows_only_cpu(draft: Draft) -> bool:
-    return not any(_ACCELERATORS.search(module.text.masked.lower()) for module in draft.flow.program)

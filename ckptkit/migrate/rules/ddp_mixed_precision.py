@@ -53,4 +53,6 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         pieces += [", " if index else "", *argument]
     wrap.plan.kwargs["mp_policy"] = (*pieces, ")")
     wrap.plan.shared["mp_policy"] = ("mp_policy", "precision")
-    draft.note(wrap.call, Grade.NUMERICS, "gradients are reduced in reduce_dtype; DDP rounded them to param_dtype first")
+    draft.note(
+        wrap.call, Grade.NUMERICS, "gradients are reduced in reduce_dtype; DDP rounded them to param_dtype first"
+    )

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from ..draft import Draft
 from ..grade import Grade
+from ..replicas import knows_only_cpu
 from ..rule import spell
 from ..wraps import Wrap
-from .ddp_devices import knows_only_cpu
 
 SOURCES = ("ddp",)
 

@@ -24,7 +24,7 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..names import DDP
-from .type_checks import is_annotation, is_check
+from ..uses import is_annotation, is_check
 
 SOURCES = ("ddp",)
 
@@ -38,6 +38,8 @@ def rewrite(draft: Draft) -> None:
         parent = module.parent(node)
         if isinstance(parent, cst.Attribute) or draft.name(node) != DDP or module.skips(node):
             continue
-        if module.up(node, cst.Import, cst.ImportFrom) is None and (is_check(draft, node) or is_annotation(draft, node)):
+        if module.up(node, cst.Import, cst.ImportFrom) is None and (
+            is_check(draft, node) or is_annotation(draft, node)
+        ):
             draft.replace(node, draft.need("torch.distributed.fsdp", "FSDPModule"))
             draft.note(node, Grade.EXACT, "the type of a sharded model is FSDPModule")

@@ -29,18 +29,17 @@ import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
-from ..plan import Line
+from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, requoted
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1",)
-FUNCTIONS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
 
 
 def rewrite(draft: Draft) -> None:
     """Rewrite both forms."""
     for call, wraps in draft.methods("clip_grad_norm_", sources=("fsdp1",)):
         _method(draft, call, wraps)
-    for call in draft.calls(*FUNCTIONS):
+    for call in draft.calls(*CLIP_FUNCTIONS):
         owner = _parameters_of(draft, call)
         wraps = draft.wraps_of(owner, "fsdp1") if owner is not None else []
         if not wraps:
@@ -51,15 +50,8 @@ def rewrite(draft: Draft) -> None:
                 call, Grade.NUMERICS, "FSDP1 clipped by the norm of each rank's shard here; now by the model's norm"
             )
         if is_used(draft, call) and not is_gathered(draft, call):
-            draft.replace(call, *clip_pieces(draft, call), ".full_tensor()")
+            draft.replace(call, *requoted(draft, call), ".full_tensor()")
         _warn_of_mix(draft, call, wraps)
-
-
-def clip_pieces(draft: Draft, call: cst.Call) -> Line:
-    """The call itself, with all edits inside it."""
-    span = draft.module.span(call)
-    head = draft.module.span(call.func)
-    return (head, type(span)(head.stop, span.stop))
 
 
 def _method(draft: Draft, call: cst.Call, wraps: list[Wrap]) -> None:
@@ -87,12 +79,3 @@ def _parameters_of(draft: Draft, call: cst.Call) -> cst.BaseExpression | None:
     if isinstance(first, cst.Call) and isinstance(first.func, cst.Attribute) and first.func.attr.value == "parameters":
         return first.func.value
     return None
-
-
-def is_used(draft: Draft, call: cst.Call) -> bool:
-    return not isinstance(draft.module.parent(call), cst.Expr)
-
-
-def is_gathered(draft: Draft, call: cst.Call) -> bool:
-    parent = draft.module.parent(call)
-    return isinstance(parent, cst.Attribute) and parent.attr.value == "full_tensor"

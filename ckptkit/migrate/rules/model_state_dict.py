@@ -19,6 +19,9 @@ After::
 
 In numbers: equal.
 
+With DDP the names of `model.state_dict()` had the prefix `module.`; those of the sharded model have none. Loading takes
+old files as well.
+
 Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the
 device (performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded
 checkpoints that torch.save wrote hold ShardedTensors; load them through torch.distributed.checkpoint.
@@ -30,7 +33,9 @@ import libcst as cst
 
 from ..draft import Draft
 from ..flow import argument_of
+from ..gather import report_guarded_callers
 from ..grade import Grade
+from ..replicas import replicated
 from ..state import (
     CONTEXT,
     SETTER,
@@ -49,6 +54,10 @@ from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")
 
+UNPREFIXED = '''def unprefixed(state):
+    """A state dict without the prefix that DDP put before its names; files of now have none."""
+    return {name.removeprefix("module."): value for name, value in state.items()}'''
+
 
 def rewrite(draft: Draft) -> None:
     """Rewrite contexts, saving and loading."""
@@ -61,6 +70,12 @@ def _calls(draft: Draft, name: str) -> list[tuple[cst.Call, list[Wrap]]]:
     """Calls of a method on sharded models, and on the model that a state_dict_type context around them names."""
     found = draft.methods(name, sources=("fsdp1", "ddp"))
     known = {id(call) for call, _ in found}
+    for call in draft.module.every(cst.Call):
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value == name and id(call) not in known:
+            wraps = [] if draft.module.skips(call) else replicated(draft, func.value)
+            if wraps:
+                found.append((call, wraps))
     for context in settings(draft, CONTEXT):
         model, statement = model_of(draft, context), draft.module.statement(context)
         if model is None or not isinstance(statement, cst.With) or not draft.is_migrated(model):
@@ -89,6 +104,8 @@ def _saves(draft: Draft) -> None:
         if guard is not None and kind.name == "FULL":
             arguments = ["full_state_dict=True", "cpu_offload=True"]
         pieces = (f"{get}(", *draft.module.quote(call.func.value), options(draft, arguments), ")")
+        if any(wrap.source == "ddp" for wrap in wraps):
+            report_guarded_callers(draft, call)
         if guard is not None:
             _hoist(draft, call, guard, pieces)
             continue
@@ -137,10 +154,19 @@ def _loads(draft: Draft) -> None:
         strict = argument_of(call, ["state_dict", "strict"], "strict")
         if strict is not None and draft.code(strict) != "True":
             arguments.append(f"strict={draft.code(strict)}")
+        if any(w.source == "ddp" for w in wraps) and _is_wrapper(draft, call.func.value):
+            draft.helpers.setdefault("unprefixed", UNPREFIXED)
+            quoted = ("unprefixed(", *quoted, ")")
         load = draft.need(STATE, "set_model_state_dict")
         model = draft.module.quote(call.func.value)
         draft.replace(call, f"{load}(", *model, ", ", *quoted, options(draft, arguments), ")")
         draft.note(call, Grade.EXACT, f"load_state_dict becomes set_model_state_dict ({kind.name.lower()})")
+
+
+def _is_wrapper(draft: Draft, model: cst.BaseExpression) -> bool:
+    """Whether an expression holds DDP's wrapper, whose state had a prefix, and not the module in it."""
+    inner = isinstance(model, cst.Attribute) and model.attr.value == "module"
+    return not inner and bool(draft.wraps_of(model, "ddp"))
 
 
 def _contexts(draft: Draft) -> None:

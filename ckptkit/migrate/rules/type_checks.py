@@ -29,6 +29,7 @@ from ..draft import Draft
 from ..flow import argument_of
 from ..grade import Grade
 from ..names import FSDP
+from ..uses import is_annotation, is_check
 
 SOURCES = ("fsdp1",)
 
@@ -55,23 +56,3 @@ def rewrite(draft: Draft) -> None:
         quoted = module.quote(model)
         draft.replace(call, f"[{unit} for {unit} in ", *quoted, f".modules() if isinstance({unit}, {kind})]")
         draft.note(call, Grade.EXACT, "fsdp_modules becomes a loop over the modules")
-
-
-def is_check(draft: Draft, node: cst.CSTNode) -> bool:
-    """Whether a reference is what something is compared with: isinstance(x, ..), type(x) is .."""
-    module = draft.module
-    at = module.parent(node)
-    if isinstance(at, cst.Element):
-        at = module.parent(module.parent(at) or at)
-    if isinstance(at, cst.Arg):
-        call = module.parent(at)
-        is_check = isinstance(call, cst.Call) and draft.name(call.func) in (
-            "builtins.isinstance",
-            "builtins.issubclass",
-        )
-        return (is_check and call.args[1:2] == [at]) or (is_check and len(call.args) == 2 and call.args[1] is at)  # type: ignore[union-attr]
-    return isinstance(at, cst.ComparisonTarget)
-
-
-def is_annotation(draft: Draft, node: cst.CSTNode) -> bool:
-    return draft.module.up(node, cst.Annotation) is not None

@@ -1,0 +1,47 @@
+"""Where a state dict is gathered: outside of rank guards, also those around the calls of its function."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from .draft import Draft
+from .grade import Grade
+from .plan import Line
+from .state import rank_guard
+
+
+def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
+    """Replace a call by what all ranks must run; under a rank guard it is made before the guard, under a name."""
+    guard = rank_guard(draft, call)
+    if guard is None:
+        draft.replace(call, *pieces)
+        draft.note(call, Grade.EXACT, message)
+        report_guarded_callers(draft, call)
+        return
+    statement = draft.module.statement(call)
+    is_value = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1
+    target = statement.targets[0].target if isinstance(statement, cst.Assign) else None
+    if is_value and isinstance(target, cst.Name):
+        name = target.value
+        draft.delete(statement)
+    else:
+        name = draft.fresh(name, f"full_{name}")
+        draft.replace(call, name)
+    draft.before(guard, (f"{name} = ", *pieces))
+    draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before the rank guard")
+    report_guarded_callers(draft, call)
+
+
+def report_guarded_callers(draft: Draft, node: cst.CSTNode) -> None:
+    """Leave a TODO at every call, under a rank guard, of the function in which all ranks must take part."""
+    function = draft.module.function(node)
+    if not isinstance(function, cst.FunctionDef):
+        return
+    for where, call in draft.flow.callers(draft.module, function):
+        peer = draft.peers.get(id(where))
+        if peer is not None and rank_guard(peer, call) is not None and not where.skips(call):
+            peer.todo(
+                call,
+                f"all ranks must call {function.name.value}: it gathers from all of them; guard only what it writes",
+                draft.rule,
+            )
