@@ -71,6 +71,8 @@ def main(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     try:
         result = typer.main.get_command(app()).main(arguments, prog_name="ckptkit", standalone_mode=False)
+        if result == Exit.INTERRUPTED:
+            return _fail(_Interrupted(), as_json, debug=False)  # typer makes an exit of it before we see it
         return result if isinstance(result, int) else Exit.OK
     except CkptkitError as error:
         return _fail(error, as_json, debug)

@@ -163,7 +163,7 @@ def test_entries_of_dcp(kind: str, fixture_dir: Callable[[str], Path], tmp_path:
     copy = tmp_path / "copy"
     shutil.copytree(truth.path, copy)
     index = read_index(copy / ".metadata")
-    wanted = {key for key, item in index.items.items() if (item.dtype is None) == (kind == "bytes")}
+    wanted = {key for key, item in index.items.items() if (not item.dtype) == (kind == "bytes")}
     entry = next(entry for (key, _), entry in index.entries.items() if key in wanted)
     part = tmp_path / "entry.pt"
     data = bytearray((copy / entry.file).read_bytes())

@@ -21,8 +21,16 @@ _UNSAID: Any = object()
 def unsaid(name: str, tree: Any) -> Iterator[Drop]:
     """The leaves of a tree that JSON cannot say."""
     for path, value in walk(tree):
-        if not isinstance(value, Tensor) and _leaf(value) is _UNSAID:
-            yield Drop(dotted((name, *path)), f"JSON cannot hold a {type(value).__name__}")
+        strange = [part for part in path if not _is_key(part)]
+        if not strange and not isinstance(value, Tensor) and _leaf(value) is _UNSAID:
+            strange = [value]
+        if strange:
+            yield Drop(dotted((name, *path)), f"JSON cannot hold a {type(strange[0]).__name__}")
+
+
+def _is_key(key: Any) -> bool:
+    """Whether a key of a dict can be said: what `_leaf` says, and tuples of it."""
+    return all(map(_is_key, key)) if isinstance(key, tuple) else _leaf(key) is not _UNSAID
 
 
 def said(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
@@ -32,11 +40,11 @@ def said(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
         tensors[name] = tree
         return {_MARK: "tensor", "value": name}
     if isinstance(tree, Mapping):
-        pairs = [(key, said(value, tensors, f"{name}.{key}")) for key, value in tree.items()]
+        pairs = [(key, said(value, tensors, f"{name}.{key}")) for key, value in tree.items() if _is_key(key)]
         pairs = [(key, value) for key, value in pairs if value is not _UNSAID]
         if all(isinstance(key, str) for key, _ in pairs) and _MARK not in tree:
             return dict(pairs)
-        return {_MARK: "dict", "value": [[_leaf(key), value] for key, value in pairs]}
+        return {_MARK: "dict", "value": [[said(key, {}, name), value] for key, value in pairs]}
     if isinstance(tree, list | tuple):
         items = [said(value, tensors, f"{name}.{index}") for index, value in enumerate(tree)]
         items = [None if item is _UNSAID else item for item in items]
