@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptkit.errors import ExistsError, UsageError
+from ckptkit.errors import ExistsError, SourceError, UsageError
 
 from ._show import print_json
 
@@ -157,7 +157,8 @@ def command(
                     seed=seed,
                     timeout=timeout,
                 ),
-                progress,
+                rewrite=migrate_copy,
+                progress=progress,
             )
         elif checkpoint is not None:
             from ckptkit.verify.state import verify_state
@@ -169,6 +170,20 @@ def command(
             report = verify_strategies(training, progress)
     _write(report, as_json=as_json, junit=junit, html=html)
     raise typer.Exit(int(report.exit_code))
+
+
+def migrate_copy(copy: Path) -> str:
+    """What `ckptkit migrate --write` makes of a copy of a script. Raises SourceError if it cannot be parsed."""
+    from ckptkit import migrate
+
+    before = copy.read_bytes()
+    done = migrate.run([copy], write=True)
+    for failed in done.failed:
+        raise SourceError(f"{copy.name} cannot be migrated", why=failed.reason)
+    if copy.read_bytes() == before:
+        return f"ckptkit migrate changes nothing in {copy.name}"
+    left = f"; {len(done.manual)} places are left for a person" if done.manual else ""
+    return f"{copy.name} was migrated in a temporary copy, the file itself is unchanged{left}"
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from .around import around
 from .cpu_tensors import on_cpu, replace_everywhere
-from .recorder import around
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import recorder
-from .recorder import around
+from .around import around
 
 
 def attach() -> None:

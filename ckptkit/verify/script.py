@@ -33,10 +33,21 @@ class ScriptOptions:
     timeout: float = 600.0
 
 
+Rewrite = Callable[[Path], str]
+
+
 def verify_scripts(
-    old: Path, new: Path | None, options: ScriptOptions, progress: Callable[[str], None] = lambda doing: None
+    old: Path,
+    new: Path | None,
+    options: ScriptOptions,
+    *,
+    rewrite: Rewrite | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Report:
-    """Runs `old` and `new` (without it, what `migrate` makes of `old`) and compares the losses of every rank.
+    """Runs `old` and `new` and compares the losses of every rank.
+
+    Without `new` it is a copy of `old` that `rewrite` changes in place, answering a sentence about what it did; the
+    copy still finds the modules beside `old`.
 
     Raises SourceError if a script is missing or not Python, UsageError for options that cannot be.
     """
@@ -47,7 +58,7 @@ def verify_scripts(
         notes = []
         python_path: tuple[str, ...] = ()
         if new is None:
-            new, note = _migrated(old, Path(folder))
+            new, note = _rewritten(old, Path(folder), rewrite)
             notes.append(note)
             python_path = (str(old.resolve().parent),)
         before, after, more = _run_both(old, new, python_path, options, progress)
@@ -134,21 +145,15 @@ def _precision(*launches: Launched) -> str:
     return "fp32"
 
 
-def _migrated(old: Path, folder: Path) -> tuple[Path, str]:
-    """What `ckptkit migrate` makes of the script, in a folder of its own; the original stays as it is."""
-    from .. import migrate
-
+def _rewritten(old: Path, folder: Path, rewrite: Rewrite | None) -> tuple[Path, str]:
+    """A rewritten copy of the script, in a folder of its own; the original stays as it is."""
+    if rewrite is None:
+        raise UsageError("there is no second script", hint="name the new script, or give a `rewrite`")
     if not old.exists():
         raise SourceError(f"{old} does not exist")
     copy = folder / old.name
     copy.write_bytes(old.read_bytes())
-    done = migrate.run([copy], write=True)
-    for failed in done.failed:
-        raise SourceError(f"{old} cannot be migrated", why=failed.reason)
-    if copy.read_bytes() == old.read_bytes():
-        return copy, f"ckptkit migrate changes nothing in {old.name}"
-    left = f"; {len(done.manual)} places are left for a person" if done.manual else ""
-    return copy, f"{old.name} was migrated into a temporary copy, the file itself is unchanged{left}"
+    return copy, rewrite(copy)
 
 
 def split_arguments(given: Sequence[str]) -> tuple[Path, Path | None, tuple[str, ...]]:

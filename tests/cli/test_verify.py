@@ -30,7 +30,7 @@ def asked(monkeypatch, request):
     seen = {}
     losses = getattr(request, "param", (2.0, 1.0))
 
-    def answer(old, new, options, progress):
+    def answer(old, new, options, *, rewrite, progress):
         seen.update(old=old, new=new, options=options)
         finding = judge(trace("old", 2.0, 1.0), trace("new", *losses), FP32)
         return Report("code", "old against new", (finding,), {"torch": "2"})

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from ckptkit.cli.verify import migrate_copy
 
 from ckptkit.errors import Exit, SourceError, UsageError
 from ckptkit.verify.report import judge
@@ -85,7 +86,7 @@ def test_a_crash_is_reported_with_its_traceback_and_does_not_hang(right, tmp_pat
 def test_a_tutorial_script_is_migrated_and_equal(tmp_path):
     script = Path(shutil.copy(SCRIPTS / "fsdp1.py", tmp_path))
     before = script.read_bytes()
-    report = verify_scripts(script, None, ScriptOptions(steps=4, device="cpu", timeout=180))
+    report = verify_scripts(script, None, ScriptOptions(steps=4, device="cpu", timeout=180), rewrite=migrate_copy)
     assert report.ok and report.exit_code == Exit.OK, report.findings
     assert script.read_bytes() == before
     assert any("neither seeds its ranks alike" in note for note in report.notes)
@@ -145,7 +146,7 @@ def test_the_launch_is_read_from_the_code(tmp_path, text, launch):
 
 def test_what_is_no_script_is_an_error(tmp_path):
     with pytest.raises(SourceError, match="does not exist"):
-        verify_scripts(tmp_path / "none.py", None, ScriptOptions())
+        verify_scripts(tmp_path / "none.py", None, ScriptOptions(), rewrite=migrate_copy)
     (tmp_path / "bad.py").write_text("def (:")
     with pytest.raises(SourceError, match="not a Python script"):
         verify_scripts(tmp_path / "bad.py", tmp_path / "bad.py", ScriptOptions())
