@@ -226,8 +226,6 @@ class Flow:
             found.append(assignment)
             if _surely_ran(module, node, use):
                 return found
-        if not found and not rest and function is None:
-            return [a for _, a, _ in ordered]  # used before every assignment: a loop of cells, or dead code
         return [*found, *(a for a, _ in rest)]
 
     def _assignment(self, module: Module, assignment: metadata.BaseAssignment, name: str) -> Origins:

@@ -38,7 +38,7 @@ def is_check(draft: Draft, node: cst.CSTNode) -> bool:
     if isinstance(at, cst.Arg):
         call = module.parent(at)
         names = ("builtins.isinstance", "builtins.issubclass")
-        return isinstance(call, cst.Call) and draft.name(call.func) in names and call.args[1:2] == [at]
+        return isinstance(call, cst.Call) and draft.name(call.func) in names and list(call.args[1:2]) == [at]
     return isinstance(at, cst.ComparisonTarget)
 
 

@@ -8,7 +8,8 @@ Before::
 
 After::
 
-    fully_shard(model, mesh=DeviceMesh.from_group(group, "cuda"))
+    mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
+    fully_shard(model, mesh=mesh)
 
 In numbers: equal.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from ..draft import Draft
 from ..grade import Grade
-from ..replicas import knows_only_cpu
+from ..plan import MODEL, Order
 from ..rule import spell
 from ..wraps import Wrap
 
@@ -39,8 +40,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
             return
         if name == "process_group":
             mesh = draft.need("torch.distributed.device_mesh", "DeviceMesh")
-            device = "cpu" if knows_only_cpu(draft) else "cuda"
-            spelled = (f"{mesh}.from_group(", *spelled, f', "{device}")')
+            local = draft.throwaway("mesh", "device_mesh", value=wrap.text(name))
+            device = f"next({MODEL}.parameters()).device.type"
+            wrap.plan.step(Order.PREPARE, (f"{local} = {mesh}.from_group(", *spelled, f", {device})"))
+            spelled = (local,)
         wrap.plan.kwargs["mesh"] = spelled
-        wrap.plan.shared["mesh"] = ("mesh", "device_mesh")
         draft.note(wrap.call, Grade.EXACT, f"{name} becomes the mesh")

@@ -82,7 +82,11 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 
 def rewrite(draft: Draft) -> None:
     """Rewrite the objects that no wrap of the program takes literally, such as a choice of policies in a module."""
+    chosen = {id(call): flag for w in draft.all_wraps if not w.plan.refused for call, flag in w.plan.objects}
     for call in draft.calls(MIXED_PRECISION):
+        if id(call) in chosen:
+            _rewrite_object(draft, call, flag=chosen[id(call)])
+            continue
         if any(wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps):
             continue
         if any(argument_of(call, _FIELDS, name) is not None for name in _FIELDS[3:]) or any(a.star for a in call.args):
@@ -96,9 +100,7 @@ def _takes(draft: Draft, wrap: Wrap, call: cst.Call) -> bool:
     return value is not None and any(o.node is call for o in draft.flow.origins(value.module, value.node))
 
 
-def _rewrite_object(
-    draft: Draft, call: cst.Call, *, may_hold_buffers: bool = True, quiet: bool = False, flag: bool = False
-) -> None:
+def _rewrite_object(draft: Draft, call: cst.Call, *, quiet: bool = False, flag: bool = False) -> None:
     """`MixedPrecision(...)` becomes `MixedPrecisionPolicy(...)` where it stands.
 
     `quiet` where a wrap reports it; `flag` to spell out FSDP1's cast_forward_inputs for the groups below the root.
@@ -116,7 +118,7 @@ def _rewrite_object(
     before, draft.rule = draft.rule, "mixed-precision"
     if draft.replace(call, f"{name}(", *arguments, ")") and not quiet:
         draft.note(call, Grade.EXACT, "MixedPrecision becomes MixedPrecisionPolicy")
-        if may_hold_buffers and argument_of(call, _FIELDS, "buffer_dtype") is not None:
+        if argument_of(call, _FIELDS, "buffer_dtype") is not None:
             draft.note(call, Grade.NUMERICS, "buffer_dtype has no counterpart: buffers keep their dtype")
     draft.rule = before
 
@@ -216,8 +218,7 @@ def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origi
     policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     for origin in made:
         assert isinstance(origin.node, cst.Call)
-        buffers = may_have_buffers(draft, wrap)
-        _rewrite_object(draft.peers[id(origin.module)], origin.node, may_hold_buffers=buffers, flag=own_flags)
+        wrap.plan.objects.append((origin.node, own_flags))
     if not wrap.plan.units and wrap.text("auto_wrap_policy") in ("", "None"):
         wrap.plan.root_kwargs["mp_policy"] = (*here, f" or {policy}()") if maybe_none else here
         return
