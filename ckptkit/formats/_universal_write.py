@@ -55,7 +55,7 @@ def universal_layout(source: Source, config: Config) -> Layout:
         for slot, tree in _slots(source, group, name, config)
     ]
     files.append(file("zero/optimizer_state.pt", _common(source, config)))
-    files.append(file(model_file(0, partitioned=config.stage == 3), model_tree(source, config, 0)))
+    files.append(file(model_file(0, partitioned=config.stage == 3), model_tree(source, config)))
     files.append(OutFile(POINTER, (Raw(tag.encode()),)))
     return Layout(tuple(files), implied=tuple(implied(source, config)))
 

@@ -20,7 +20,7 @@ from ..core.layout import Layout, OutFile, Raw
 from ..core.spec import Tensor, TensorKey
 from ..core.tree import Tree
 from ..io.pickle_out import Call, Global
-from ..io.torch_layout import torch_file
+from ..io.torch_layout import torch_files
 from ._zero_config import Config
 from ._zero_extras import deepspeed_scaler, write_extras
 from ._zero_files import scalar
@@ -39,19 +39,27 @@ _MASTER = "master"
 def native_layout(source: Source, config: Config) -> Layout:
     """Every file of a checkpoint, `latest` last."""
     tag = f"global_step{source.step}"
-    prefix = "bf16_" if source.low == "bfloat16" else ""
-    content = contents(labels(source))
-    files = []
+    label = labels(source)
+    files: list[OutFile] = []
     if config.stage:
-        for rank in range(config.ranks):
-            tree = {"optimizer_state_dict": optim_tree(source, config, rank), **_about(config)}
-            files.append(_file(f"{tag}/{optim_file(rank, prefix=prefix)}", tree, content))
+        prefix = "bf16_" if source.low == "bfloat16" else ""
+        names = [optim_file(rank, prefix=prefix) for rank in range(config.ranks)]
+        # At ZeRO 3 all ranks have the same tree; a group's last vectors are shorter at ZeRO 1 and 2.
+        for ranks in [range(config.ranks)] if config.stage == 3 else [[rank] for rank in range(config.ranks)]:
+            tree = {"optimizer_state_dict": optim_tree(source, config, ranks[0]), **_about(config)}
+            files += _files(tag, {rank: names[rank] for rank in ranks}, tree, label)
     partitioned = config.stage == 3
-    for rank in range(config.ranks if partitioned else 1):
-        name = model_file(rank, partitioned=partitioned)
-        files.append(_file(f"{tag}/{name}", model_tree(source, config, rank), content))
+    models = {rank: model_file(rank, partitioned=partitioned) for rank in range(config.ranks if partitioned else 1)}
+    files += _files(tag, models, model_tree(source, config), label)
     files.append(OutFile(LATEST, (Raw(tag.encode()),)))
     return Layout(tuple(files), implied=tuple(implied(source, config)))
+
+
+def _files(tag: str, names: Mapping[int, str], tree: Tree, label: Any) -> Iterator[OutFile]:
+    """A file a rank, all with the same tree."""
+    parts = [(name.removesuffix(".pt"), contents(label, rank)) for rank, name in names.items()]
+    for name, segments in zip(names.values(), torch_files(tree, parts), strict=True):
+        yield OutFile(f"{tag}/{name}", tuple(segments))
 
 
 def implied(source: Source, config: Config) -> Iterator[Tensor]:
@@ -74,16 +82,15 @@ def labels(source: Source) -> Any:
     return label
 
 
-def model_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
-    """A model file: at ZeRO 3 one a rank, with placeholders for parameters and this rank's parts of frozen ones."""
+def model_tree(source: Source, config: Config) -> dict[str, Tree]:
+    """A model file: at ZeRO 3 one a rank, with placeholders for parameters and the rank's parts of frozen ones."""
     partitioned = config.stage == 3
     module = OrderedDict(source.module)
     if partitioned:
         for name in [*source.weights, *source.frozen, *source.aliases]:
             module[name] = placeholder(source.low if name not in source.frozen else source.frozen[name].spec.dtype)
     frozen = {
-        name: _part(tensor, name, rank, config.ranks) if partitioned else tensor
-        for name, tensor in source.frozen.items()
+        name: _part(tensor, name, config.ranks) if partitioned else tensor for name, tensor in source.frozen.items()
     }
     shapes = OrderedDict((name, torch.Size(tensor.spec.shape)) for name, tensor in source.frozen.items())
     # An engine without ZeRO writes no names; it does not mind them either, and they tell ids of its optimizer apart.
@@ -106,7 +113,7 @@ def model_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
 def optim_tree(source: Source, config: Config, rank: int) -> dict[str, Tree]:
     """The optimizer's part of a rank's file at stage 1, 2 or 3."""
     common = about_loss(source, config)
-    return {**common, **(_partitions if config.stage == 3 else _flat_groups)(source, config, rank)}
+    return {**common, **(_partitions(source, config) if config.stage == 3 else _flat_groups(source, config, rank))}
 
 
 def about_loss(source: Source, config: Config) -> dict[str, Tree]:
@@ -131,9 +138,9 @@ def _flat_groups(source: Source, config: Config, rank: int) -> dict[str, Tree]:
         paddings = alignment_paddings(numels, source.low) if config.aligned else None
         rule = FlatRule.of(numels, config.ranks, paddings)
         rules.append(rule)
-        weights.append(vector(rule, rank, shapes, source.weights, _slot(source), "float32", lean=True))
+        weights.append(vector(rule, shapes, source.weights, _slot(source), "float32", lean=rank))
         if group.cut or group.shared:
-            cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
+            cut = {slot: vector(rule, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
             states[index] = {**shared_tree(group, config), **cut}
     groups = [{**group_tree(group, config), "params": [index]} for index, group in enumerate(source.groups)]
     return {
@@ -152,7 +159,7 @@ def _flat_groups(source: Source, config: Config, rank: int) -> dict[str, Tree]:
     }
 
 
-def _partitions(source: Source, config: Config, rank: int) -> dict[str, Tree]:
+def _partitions(source: Source, config: Config) -> dict[str, Tree]:
     states: dict[int, Tree] = {}
     weights: list[Tree] = []
     groups: list[Tree] = []
@@ -161,9 +168,9 @@ def _partitions(source: Source, config: Config, rank: int) -> dict[str, Tree]:
             shapes = source.shapes(names)
             rule = PartitionRule.of([math.prod(shape) for shape in shapes.values()], config.ranks)
             if group.cut or group.shared:
-                cut = {slot: vector(rule, rank, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
+                cut = {slot: vector(rule, shapes, held, slot, _dtype(held)) for slot, held in group.cut.items()}
                 states[len(weights)] = {**shared_tree(group, config), **cut}
-            weights.append(vector(rule, rank, shapes, source.weights, _slot(source), "float32"))
+            weights.append(vector(rule, shapes, source.weights, _slot(source), "float32"))
         groups.append({**group_tree(group, config), "params": ids})
     return {
         "partition_count": config.ranks,
@@ -180,7 +187,7 @@ def stage0_tree(source: Source, config: Config) -> dict[str, Tree]:
     low = source.low != "float32"
     scale = _scale(source) if low else {}
     if low and config.fused:
-        parts = _partitions(source, replace(config, ranks=1, sub_group_size=sys.maxsize), 0)
+        parts = _partitions(source, replace(config, ranks=1, sub_group_size=sys.maxsize))
         base = parts["optimizer_state_dict"]
         return {
             **scale,
@@ -233,9 +240,9 @@ def _sub_groups(source: Source, group: Group, config: Config) -> Iterator[list[s
         yield [group.names[index] for index in indexes]
 
 
-def _part(tensor: Tensor, name: str, rank: int, ranks: int) -> Any:
+def _part(tensor: Tensor, name: str, ranks: int) -> Any:
     rule = PartitionRule.of([tensor.spec.numel], ranks)
-    return vector(rule, rank, {name: tensor.spec.shape}, {name: tensor}, "value", tensor.spec.dtype)
+    return vector(rule, {name: tensor.spec.shape}, {name: tensor}, "value", tensor.spec.dtype)
 
 
 def _sizes(source: Source, names: Sequence[str]) -> OrderedDict[str, Tree]:
@@ -285,7 +292,3 @@ def _scaler(source: Source) -> Call:
 
 def _about(config: Config) -> dict[str, Tree]:
     return {"ds_config": dict(config.given or {}), "ds_version": DS_VERSION}
-
-
-def _file(name: str, tree: Mapping[str, Tree], content: Any) -> OutFile:
-    return OutFile(name, tuple(torch_file(tree, content, root=name.rpartition("/")[2].removesuffix(".pt"))))

@@ -11,7 +11,7 @@ import itertools
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,22 @@ def torch_file(tree: Tree, content: Content, *, root: str = "archive", first_rec
     Tensors of the tree that are one object share one storage. Record numbers (for checksums) start at `first_record`,
     so that several torch files can lie in one file. Raises nothing: the tree must hold no `Opaque` or `TensorRef`.
     """
+    pickle, storages = _pickled(tree)
+    return _laid_out(pickle, storages, content, root, first_record)
+
+
+def torch_files(tree: Tree, parts: Iterable[tuple[str, Content]]) -> Iterator[list[Segment]]:
+    """The segments of files that hold the same tree with other bytes (one a rank), each by its root and content.
+
+    The tree is pickled once: storages have the same sizes in all of them.
+    """
+    pickle, storages = _pickled(tree)
+    for root, content in parts:
+        yield _laid_out(pickle, storages, content, root, 0)
+
+
+def _pickled(tree: Tree) -> tuple[bytes, list[Any]]:
+    """The pickle, and the objects that stand for its storages in the order of their records."""
     keys: dict[int, str] = {}
     storages: list[Any] = []
 
@@ -62,7 +78,7 @@ def torch_file(tree: Tree, content: Content, *, root: str = "archive", first_rec
             storages.append(storage)
         return keys[id(storage)]
 
-    return _laid_out(torch_pickle(tree, key_of), storages, content, root, first_record)
+    return torch_pickle(tree, key_of), storages
 
 
 @functools.lru_cache(maxsize=4096)
