@@ -299,7 +299,8 @@ def _storage_types() -> dict[tuple[str, str], StorageType]:
     names = {
         "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
         "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-        "ComplexDouble": "complex128", "ComplexFloat": "complex64",
+        "ComplexDouble": "complex128", "ComplexFloat": "complex64", "QInt8": "int8", "QUInt8": "uint8",
+        "QInt32": "int32",
     }  # fmt: skip
     table = {
         (module, f"{name}Storage"): StorageType(dtype)
