@@ -148,12 +148,15 @@ def _plan(draft: Draft, active: tuple[Rule, ...]) -> None:
         if wrap.subject is None:
             wrap.plan.refuse("wrap", "no model is passed to this call")
             continue
+        kept = (list(draft.findings), list(draft.edits), dict(draft.needs), dict(draft.helpers))
         for rule in active:
             if rule.plan is not None and wrap.source in rule.sources:
                 draft.rule = rule.name
                 rule.plan(draft, wrap)
         if reason := shard.obstacle(draft.module, wrap, draft.wraps):
             wrap.plan.refuse("wrap", reason)
+        if wrap.plan.refused:  # nothing of what was prepared for it may show
+            draft.findings, draft.edits, draft.needs, draft.helpers = kept
 
 
 def _rewrite(draft: Draft, active: tuple[Rule, ...]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import libcst as cst
+
 from .edit import Piece
 
 Line = tuple[Piece, ...]
@@ -67,6 +69,7 @@ class ShardPlan:
     claimed: set[str] = field(default_factory=set)
     refusals: list[tuple[str, str]] = field(default_factory=list)
     ignored: Line | None = None  # a set of modules that `shard_by_policy` leaves out
+    objects: list[tuple[cst.Call, bool]] = field(default_factory=list)  # policies to rewrite where they are made
     merged: bool = False  # the wrap is of a module that an inner wrap shards: the call falls away
     copies: list[str] = field(default_factory=list)  # further models that are sharded in the same way
     guards: list[Line] = field(default_factory=list)  # conditions on `$unit` that hold for every unit

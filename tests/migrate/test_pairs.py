@@ -45,7 +45,10 @@ def test_no_rule_gives_the_same_bytes(pair: Path) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=IDS)
 def test_both_train_alike(pair: Path, runner: Runner, tmp_path: Path) -> None:
     grades = {finding.grade for finding in migrate.run([pair / "before.py"]).findings}
-    bound = _BOUND.search((pair / "before.py").read_text())
+    text = (pair / "before.py").read_text()
+    bound = _BOUND.search(text)
+    if "\n# needs: cuda" in text and not Path("/dev/nvidia0").exists():
+        pytest.skip("FSDP1 itself needs a GPU for this")
     before = runner.run(pair / "before.py", cwd=_folder(tmp_path / "before"))
     after = runner.run(pair / "after.py", cwd=_folder(tmp_path / "after"))
     if bound is None:
