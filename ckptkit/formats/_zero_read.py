@@ -105,11 +105,24 @@ def hyper_parameters(read: Read, file: OptimFile, model: Mapping[str, Any]) -> l
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
     config = model.get("ds_config")
     said = config.get("optimizer", {}).get("params", {}) if isinstance(config, Mapping) else {}
+    count = len(file.tree["single_partition_of_fp32_groups"])
+    rates = [_rates(model.get("lr_scheduler"), index) for index in range(count)]
+    found = dict.fromkeys(said, "from ds_config") | dict.fromkeys(rates[0], "from the scheduler")
     read.warnings.append(
-        "elastic checkpoint files hold no hyper-parameters; "
-        + ("those of ds_config stand in for every group" if said else "set learning rate, weight decay, ... yourself")
+        "elastic checkpoint files hold no hyper-parameters: "
+        + ", ".join([*(f"{key} is {where}" for key, where in found.items()), "set the others yourself"])
     )
-    return [dict(said) for _ in file.tree["single_partition_of_fp32_groups"]]
+    return [{**said, **own} for own in rates]
+
+
+def _rates(scheduler: Any, index: int) -> dict[str, Any]:
+    """The learning rate of a group and the one it began with, as a scheduler of torch keeps them."""
+    out = {}
+    for key, name in (("_last_lr", "lr"), ("base_lrs", "initial_lr")):
+        values = scheduler.get(key) if isinstance(scheduler, Mapping) else None
+        if isinstance(values, list | tuple) and index < len(values):
+            out[name] = values[index]
+    return out
 
 
 def optimizer_parts(
