@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .checking import check_written, unplanned
-from .core.checkpoint import Checkpoint, Contents, Drop
+from .core.assemble import Hints
+from .core.checkpoint import Checkpoint, Contents, Drop, ModelFacts
 from .core.disassemble import disassemble
 from .core.dtype import named
 from .core.execute import execute
@@ -30,6 +31,7 @@ from .io.places import forget_open_files
 from .io.stage import check_target, staged
 from .opened import OpenCheckpoint
 from .opening import open as open_checkpoint
+from .ties import with_ties
 
 Check = Literal["none", "structure", "full"]
 
@@ -39,7 +41,7 @@ STRATEGY_TARGETS = {"ddp": "full", "fsdp1": "dcp", "fsdp2": "dcp", "deepspeed": 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `convert`, as on the command line."""
+    """The options of `convert`, as on the command line; `model` is what `--model` answered."""
 
     to: str
     dialect: str | None = None
@@ -60,6 +62,10 @@ class Options:
     overwrite: bool = False
     check: Check = "full"
     workers: int = 2
+    model: ModelFacts | None = None
+    fsdp_units: tuple[str, ...] = ()
+    use_orig_params: bool = False
+    fsdp_param_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,9 @@ def convert(
     max_shard_size: int = 5_000_000_000,
     ds_config: dict[str, object] | None = None,
     mesh: str = "cuda:fsdp",
+    fsdp_units: Sequence[str] = (),
+    use_orig_params: bool = False,
+    fsdp_param_dtype: str | None = None,
     param_names: Sequence[str] | None = None,
     model: str | None = None,
     allow_drop: bool = False,
@@ -136,15 +145,22 @@ def convert(
     cannot hold all of it and `allow_drop` is not given; CheckError where the output does not read back as planned (it
     is removed then).
     """
+    facts = None
+    if model is not None:
+        from .io.model import describe
+
+        facts = describe(model)
     options = Options(
         to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
         strip_prefix, tuple(rename), max_shard_size, ds_config, mesh, allow_drop, overwrite, check, workers,
+        facts, tuple(fsdp_units), use_orig_params, fsdp_param_dtype,
     )  # fmt: skip
     _check_options(options)
     target = Path(dst)
     if not dry_run:
         check_target(target, overwrite=overwrite, sources=(Path(src),))
-    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=model)
+    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=facts)
+    source = with_ties(source) if model is None else source
     return write_checkpoint(source, target, options, dry_run=dry_run, progress=progress)
 
 
@@ -217,11 +233,15 @@ def prepare(source: OpenCheckpoint, options: Options, target: Path | None = None
         optimizer_keys=options.optimizer_keys,
         flat_optimizer=options.flat_optimizer,
         prefix=options.prefix,
-        dtype=named(options.dtype) if options.dtype else None,
+        dtype=_dtype(options.dtype),
         max_shard_size=options.max_shard_size,
         with_optimizer=options.optimizer and not options.weights_only,
         ds_config=options.ds_config,
         mesh=options.mesh,
+        fsdp_units=options.fsdp_units,
+        use_orig_params=options.use_orig_params,
+        fsdp_param_dtype=_dtype(options.fsdp_param_dtype),
+        hints=Hints(model=options.model),
         single_file=target is not None and target.suffix == ".safetensors",
     )
     parts = writer.write(state, container.NAME)
@@ -257,14 +277,21 @@ def _transformed(source: OpenCheckpoint, options: Options, keeps_masters: bool) 
         planned = weights_only(planned)
     planned = with_weights(planned, options.weights, keep_masters=keeps_masters and not options.weights_only)
     if options.dtype:
-        try:
-            dtype = named(options.dtype)
-        except KeyError as error:
-            raise UsageError(
-                f"there is no dtype {options.dtype!r}", why="torch has none of this name", hint="fp32, bf16, fp16, ..."
-            ) from error
+        dtype = _dtype(options.dtype)
+        assert dtype is not None, "a name was given"
         planned = with_dtype(planned, dtype, keep_masters=keeps_masters)
     return planned
+
+
+def _dtype(name: str | None) -> str | None:
+    if not name:
+        return None
+    try:
+        return named(name)
+    except KeyError as error:
+        raise UsageError(
+            f"there is no dtype {name!r}", why="torch has none of this name", hint="fp32, bf16, fp16, ..."
+        ) from error
 
 
 def _layout(parts: Any, options: WriteOptions) -> tuple[Layout, list[Drop], list[str]]:
@@ -327,7 +354,7 @@ def _read_back(
     folder = isinstance(dialects()[prepared.dialect], ForFolders)
     # Ids say nothing of names: reading back is told the order in which they were given.
     names = [name for group in prepared.planned.param_groups for name in group["params"]]
-    written = open_checkpoint(root, "auto" if folder else prepared.to, prepared.dialect, param_names=names or None)
+    written = open_checkpoint(root, "auto" if folder else prepared.to, prepared.dialect, param_names=names or None, model=options.model)
     return check_written(
         prepared.planned,
         prepared.plan,

@@ -30,16 +30,15 @@ def pool() -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def fixture_dir() -> Callable[[str], Path]:
+def fixture_dir(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """`fixture_dir("zero2")`: a folder with ckpt..., truth.json, truth.pt and continue.json, see fixtures/catalog.py.
 
     Read it, never write into it: it is kept for all tests and later runs, under a hash of all that it depends on.
     """
     from filelock import FileLock
 
-    from ckptkit.verify.pool import Pool
     from fixtures.fingerprint import fingerprint
-    from fixtures.make import RANKS, find, make
+    from fixtures.make import find, make
 
     @cache
     def build(name: str) -> Path:
@@ -50,8 +49,7 @@ def fixture_dir() -> Callable[[str], Path]:
             parent.mkdir(parents=True, exist_ok=True)
             with FileLock(parent / ".lock"):
                 if not folder.exists():
-                    with Pool(RANKS) as ranks:
-                        make(fixture, parent, ranks)
+                    make(fixture, parent, request.getfixturevalue("pool"))
         return folder
 
     return build

@@ -31,7 +31,9 @@ def test_holds_what_the_run_held(fixture: Fixture, fixture_dir: Callable[[str], 
     if scheduler is not None and truth.info["scheduler"]:
         lambdas = {"lr_lambdas"}  # functions, which torch itself saves as None
         said = {key: value for key, value in scheduler.items() if key not in lambdas}
-        assert same_value(said, {key: v for key, v in truth.info["scheduler"].items() if key not in lambdas})
+        # Some frameworks keep less of it (torchtitan: the epoch alone); what they keep must be right.
+        assert said and said.keys() <= truth.info["scheduler"].keys()
+        assert same_value(said, {key: truth.info["scheduler"][key] for key in said})
 
 
 def test_the_comparison_sees_one_swapped_tensor(fixture_dir: Callable[[str], Path]) -> None:

@@ -29,8 +29,10 @@ class Truth:
         return self.folder / self.info["path"]
 
     @property
-    def model(self) -> str:
-        """The factory of the model that was trained, for `--model`."""
+    def model(self) -> str | None:
+        """The factory of the model that was trained, for `--model`; None for Hugging Face's, which say it themselves."""
+        if self.info["name"].startswith("hf-"):
+            return None
         return self.info["workload"].get("model", DEFAULT_MODEL)
 
     def best(self) -> dict[tuple[str, str], torch.Tensor]:
@@ -54,10 +56,10 @@ def truth_of(folder: Path) -> Truth:
 def differences(checkpoint: OpenCheckpoint, truth: Truth, *, best: bool = False) -> list[str]:
     """Every way in which a checkpoint is not what the live run was. `best`: masters are expected as the weights."""
     expected = truth.best() if best else truth.tensors
-    holds = set(truth.info["holds"])
+    holds, lacks = set(truth.info["holds"]), set(truth.info.get("lacks", ()))
     found = []
     for (fqn, slot), tensor in expected.items():
-        if holds and slot not in holds:
+        if (holds and slot not in holds) or fqn in lacks:
             continue
         try:
             read = checkpoint.read(fqn, slot)
@@ -84,6 +86,8 @@ def group_differences(checkpoint: Checkpoint, truth: Truth) -> list[str]:
             for key, value in group.items():
                 if key == "params":
                     continue
+                if name in mine and key not in mine[name] and "elastic" in truth.info["name"]:
+                    continue  # DeepSpeed's elastic files hold no hyper-parameters, only what the scheduler knows
                 if name not in mine:
                     found.append(f"{name} is in no group")
                 elif not same_value(mine[name].get(key, "absent"), value):

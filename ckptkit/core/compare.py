@@ -43,10 +43,11 @@ def compare(
     dtype: str | None = None,
     tolerance: tuple[float, float] | None = None,
     chunk: int = CHUNK,
+    first_only: bool = False,
 ) -> ValueDiff | None:
     """The difference of two tensors of the same shape, both read as `dtype` (default: that of `a`); None if none.
 
-    Without a tolerance (rtol, atol) equal means equal in every bit.
+    Without a tolerance (rtol, atol) equal means equal in every bit. `first_only` stops at the first block that differs.
     """
     kind = dtype or a.spec.dtype
     box = whole(a.spec.shape)
@@ -65,6 +66,8 @@ def compare(
             diff.count + (found.count if found else 0),
             first,
         )
+        if first_only:
+            break
     return found
 
 

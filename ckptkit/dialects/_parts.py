@@ -19,18 +19,21 @@ _MODEL_RANKS = ("pytorch_model_fsdp_0_rank*.bin", "pytorch_model_fsdp_rank*.bin"
 
 
 def model_part(folder: Path) -> Path | None:
-    """The part of a folder that holds the model: a folder, a file, the first of a set of rank files, or the folder
-    itself where Hugging Face's names are used, or DeepSpeed's."""
+    """The part of a folder that holds the model: a folder, a file, the first of a set of rank files, DeepSpeed's folder
+    of the step that `latest` names, or the folder itself where Hugging Face's names are used.
+
+    DeepSpeed's comes first: the Trainer writes its weights beside it once more.
+    """
+    latest = folder / "latest"
+    tag = latest.read_text().strip() if latest.is_file() else ""
+    if tag and Path(tag).name == tag and any((folder / tag).glob("*_states.pt")):
+        return folder / tag
     for name in _MODEL:
         if (folder / name).exists():
             plain = name.startswith(("model.", "pytorch_model.bin"))
             return folder if plain else folder / name
-    for pattern in _MODEL_RANKS:
-        ranks = sorted(folder.glob(pattern))
-        if ranks:
-            return ranks[0]
-    latest = folder / "latest"
-    return folder if latest.is_file() and any(folder.glob("*/*_states.pt")) else None
+    ranks = [path for pattern in _MODEL_RANKS for path in sorted(folder.glob(pattern))]
+    return ranks[0] if ranks else None
 
 
 def optimizer_part(folder: Path, plain: str) -> Path | None:
