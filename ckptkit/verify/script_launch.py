@@ -224,7 +224,7 @@ def _environment_notes(script: Script, notes: Mapping[str, str]) -> dict[str, st
 def _with_tail(reason: str, output: str) -> str:
     """The reason and the last traceback of the output, or its last lines."""
     lines = output.strip().splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")), None)
+    start = next((i for i, line in enumerate(lines) if "Traceback (most recent call last)" in line), None)
     tail = lines[start : start + TAIL_LINES] if start is not None else lines[-TAIL_LINES:]
     return "\n".join([reason, *tail])
 
