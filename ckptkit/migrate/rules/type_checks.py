@@ -34,6 +34,15 @@ from ..uses import is_annotation, is_check
 SOURCES = ("fsdp1",)
 
 
+def _may_stay(draft: Draft, node: cst.CSTNode) -> bool:
+    """Whether what is checked may be the model of a wrap that was left as it is."""
+    left = [wrap for wrap in draft.all_wraps if wrap.source == "fsdp1" and wrap.plan.refused]
+    call = draft.module.up(node, cst.Call)
+    if not left or call is None or not call.args:
+        return False
+    return not draft.wraps_of(call.args[0].value, "fsdp1")
+
+
 def rewrite(draft: Draft) -> None:
     """Rewrite checks, annotations and fsdp_modules."""
     module = draft.module
@@ -42,7 +51,7 @@ def rewrite(draft: Draft) -> None:
         if isinstance(parent, cst.Attribute) or draft.name(node) != FSDP or module.skips(node):
             continue
         if module.up(node, cst.Import, cst.ImportFrom) is None and (
-            is_check(draft, node) or is_annotation(draft, node)
+            (is_check(draft, node) and not _may_stay(draft, node)) or is_annotation(draft, node)
         ):
             draft.replace(node, draft.need("torch.distributed.fsdp", "FSDPModule"))
             draft.note(node, Grade.EXACT, "the type of a sharded module is FSDPModule")
