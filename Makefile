@@ -8,7 +8,7 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 export TOKENIZERS_PARALLELISM = false
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint bench verify-gpu clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,16 @@ test: $(VENV)/.installed lint
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "not slow" -n 2
+
+demo: $(VENV)/.installed
+	bash fixtures/demo/run.sh
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.convert
+
+# Needs a machine with a GPU: strategies under NCCL in fp32 and bf16, DeepSpeed where it is installed.
+verify-gpu: $(VENV)/.installed
+	env -u DS_ACCELERATOR bash tests/gpu_check.sh
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
