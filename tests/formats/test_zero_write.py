@@ -379,3 +379,50 @@ def test_the_same_source_gives_the_same_bytes(fixture_dir: Fixtures, tmp_path: P
     names = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())
     assert len(names) == 5
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+
+
+ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8}}}
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "kind"),
+    [
+        ("zero2", {**ADAM, **zero(2)}, "FusedAdam"),
+        ("zero3", {**ADAM, **zero(3)}, "FusedAdam"),
+        ("zero0", {**ADAM, **zero(0)}, "FusedAdam"),
+        ("zero2", {**ADAM, **zero(2, **OFFLOAD)}, "DeepSpeedCPUAdam"),
+        ("zero3", {**ADAM, **zero(3, **OFFLOAD)}, "DeepSpeedCPUAdam"),
+    ],
+)
+def test_deepspeeds_own_adam_goes_on(
+    target: str, config: dict[str, Any], kind: str, fixture_dir: Fixtures, pool: Pool, tmp_path: Path
+) -> None:
+    """It counts steps in integers and wants `bias_correction`, neither of which a run with torch's AdamW has."""
+    truth = truth_of(fixture_dir("ddp-full"))
+    ckptkit.convert(truth.path, tmp_path / "out", to=target, world_size=2, ds_config=config, model=truth.model)
+    answer = pool.run(
+        "tests.formats.zero_jobs:resume_own_adam", world_size=2, path=str(tmp_path / "out"), config=config,
+        timeout=900,
+    )[0]  # fmt: skip
+    name, begin, decays, losses, end = answer
+    assert (name, begin, decays, end) == (kind, [3], [0.1, 0.0], [6])
+    # Another implementation of Adam rounds differently.
+    assert gap(losses, losses_after(truth)) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["zero1", "zero3"])
+def test_an_fp16_engine_takes_it(target: str, fixture_dir: Fixtures, pool: Pool, tmp_path: Path) -> None:
+    from .test_zero_read import as_fp16
+
+    truth = truth_of(fixture_dir("zero2-bf16"))
+    source = as_fp16(copy_of(truth.path, tmp_path / "source"), "DynamicLossScaler")
+    ckptkit.convert(source, tmp_path / "out", to=target, world_size=3)
+    path = str(tmp_path / "out")
+    held = pool.run("tests.formats.zero_jobs:load_fp16", world_size=3, path=path, stage=int(target[-1]))[0]
+    assert (held["scaler"]["cur_scale"], held["scaler"]["cur_iter"], held["scaler"]["delayed_shift"]) == (4096.0, 9, 2)
+    for (fqn, slot), tensor in truth.tensors.items():
+        if slot != "value":
+            assert torch.equal(held["tensors"][fqn, slot], tensor), (fqn, slot)
+        elif (fqn, "master") in truth.tensors:
+            assert torch.equal(held["tensors"][fqn, slot], truth.tensors[fqn, "master"].half()), fqn

@@ -84,3 +84,74 @@ def to_universal(native: Path, out: Path) -> None:
             keep_temp_folder=False, strict=True, inject_missing_state=True,
         )
     )  # fmt: skip
+
+
+def resume_own_adam(path: str, config: dict[str, Any], steps: int = 3) -> list[Any] | None:
+    """Collective. An engine that makes DeepSpeed's own Adam from its configuration (FusedAdam, or CPUAdam offloaded)
+    loads `path` and trains: the class, the steps and groups after loading, the losses, the steps at the end.
+    """
+    import deepspeed
+    import torch.distributed as dist
+
+    from ckptkit.verify.workload import build_groups, build_model, local_batch, loss_of, rows_in
+
+    work = Workload()
+    model = build_model(work, 5)
+    groups = [{k: v for k, v in g.items() if k != "lr_scale"} for g in build_groups(work, model)]
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    made = {
+        "train_micro_batch_size_per_gpu": rows_in(work) // dist.get_world_size(), "gradient_clipping": 0.0,
+        "steps_per_print": 10**9, **config,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=made)
+    engine.load_checkpoint(path)
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+    def counted() -> list[int]:
+        return sorted({int(state["step"]) for state in inner.state.values()})
+
+    begin = counted()
+    decays = [group["weight_decay"] for group in inner.param_groups]
+    losses = []
+    for step in range(3, 3 + steps):
+        # The warm-up of the workload, by hand: the scheduler is torch's and stayed with torch's optimizer.
+        for group, base in zip(inner.param_groups, (1e-2, 5e-3), strict=True):
+            group["lr"] = base * (step + 1) / 6
+        loss = loss_of(engine, local_batch(work, step, part=dist.get_rank(), parts=dist.get_world_size(), device="cpu"))
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        losses.append(float(total) / dist.get_world_size())
+    return None if dist.get_rank() else [type(inner).__name__, begin, decays, losses, counted()]
+
+
+def load_fp16(path: str, stage: int) -> dict[str, Any] | None:
+    """Collective. An fp16 engine, which DeepSpeed refuses on CPU unless its accelerator says otherwise, loads `path`.
+
+    Answers what it holds: the model's weights, the attributes of its loss scaler, and the loss of a step.
+    """
+    import deepspeed
+    import torch.distributed as dist
+    from deepspeed.accelerator import get_accelerator
+
+    from ckptkit.verify.strategies._gather import exchange
+    from ckptkit.verify.strategies._names import names_of
+    from ckptkit.verify.strategies._zero_pieces import engine_pieces
+    from ckptkit.verify.workload import build_groups, build_model, build_optimizer, rows_in
+
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    work = Workload()
+    model = build_model(work, 5)
+    optimizer = build_optimizer("adamw", build_groups(work, model))
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": rows_in(work) // dist.get_world_size(), "fp16": {"enabled": True},
+        "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True, "steps_per_print": 10**9,
+    }  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    engine.load_checkpoint(path, load_lr_scheduler_states=False)
+    tensors = exchange(engine_pieces(engine), names_of(work).shapes)
+    scaler = engine.optimizer.loss_scaler
+    scale = vars(scaler) if hasattr(scaler, "cur_scale") else {"cur_scale": engine.optimizer.cur_scale}
+    return None if dist.get_rank() else {"tensors": tensors, "scaler": {k: v for k, v in scale.items() if k != "dtype"}}
