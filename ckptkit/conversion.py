@@ -354,7 +354,9 @@ def _read_back(
     folder = isinstance(dialects()[prepared.dialect], ForFolders)
     # Ids say nothing of names: reading back is told the order in which they were given.
     names = [name for group in prepared.planned.param_groups for name in group["params"]]
-    written = open_checkpoint(root, "auto" if folder else prepared.to, prepared.dialect, param_names=names or None, model=options.model)
+    written = open_checkpoint(
+        root, "auto" if folder else prepared.to, prepared.dialect, param_names=names or None, model=options.model
+    )
     return check_written(
         prepared.planned,
         prepared.plan,

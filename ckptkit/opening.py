@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .core.assemble import Hints, assemble
-from .core.checkpoint import Contents
+from .core.checkpoint import Contents, ModelFacts
 from .core.options import ReadOptions
 from .core.plan import check_coverage
 from .core.tree import outline
@@ -43,13 +43,13 @@ def open(
     dialect: str = "auto",
     *,
     param_names: Sequence[str] | None = None,
-    model: str | None = None,
+    model: str | ModelFacts | None = None,
 ) -> OpenCheckpoint:
     """Open a checkpoint: its names, shapes, groups and extras, no tensor bytes.
 
     `format` and `dialect` name what is otherwise found from file names, headers and keys. `param_names` (the
-    parameters in the order in which the optimizer got them) or `model` (`pkg.mod:factory`, built on the meta device)
-    say what a file with integer ids or flat parameters may leave open.
+    parameters in the order in which the optimizer got them) or `model` (`pkg.mod:factory`, built on the meta device,
+    or what that answered) say what a file with integer ids or flat parameters may leave open.
 
     Raises SourceError (missing, damaged, incomplete, unknown), its subclasses AmbiguousError and UnsafePickleError,
     and UsageError for a name that does not exist.
@@ -66,14 +66,14 @@ def open(
 
 
 def _open(
-    where: Path, format: str, dialect: str, param_names: Sequence[str] | None, model: str | None
+    where: Path, format: str, dialect: str, param_names: Sequence[str] | None, model: str | ModelFacts | None
 ) -> OpenCheckpoint:
     if not where.exists():
         raise SourceError(
             f"{where} does not exist", why="there is no such file or folder", hint="check the path and its spelling"
         )
-    facts = None
-    if model is not None:
+    facts = model if not isinstance(model, str) else None
+    if isinstance(model, str):
         from .io.model import describe
 
         facts = describe(model)

@@ -65,6 +65,15 @@ def command(
     mesh: Annotated[
         str, typer.Option("--mesh", metavar="TYPE[:NAME]", help="rank_files: the mesh of its DTensors.")
     ] = "cuda:fsdp",
+    fsdp_units: Annotated[
+        str, typer.Option("--fsdp-units", metavar="NAME[,NAME...]", help="fsdp1-local: the modules that FSDP1 wraps.")
+    ] = "",
+    use_orig_params: Annotated[
+        bool, typer.Option("--use-orig-params/--no-use-orig-params", help="fsdp1-local: as FSDP1 is called.")
+    ] = False,
+    fsdp_param_dtype: Annotated[
+        str | None, typer.Option("--fsdp-param-dtype", help="fsdp1-local: MixedPrecision's param_dtype.")
+    ] = None,
     param_names: Annotated[
         Path | None, typer.Option("--param-names", help="Names for integer ids, one a line.")
     ] = None,
@@ -105,6 +114,9 @@ def command(
             max_shard_size=parse_size(max_shard_size),
             ds_config=_json_file(ds_config) if ds_config else None,
             mesh=mesh,
+            fsdp_units=tuple(name.strip() for name in fsdp_units.split(",") if name.strip()),
+            use_orig_params=use_orig_params,
+            fsdp_param_dtype=fsdp_param_dtype,
             param_names=_lines(param_names) if param_names else None,
             model=model,
             allow_drop=allow_drop,

@@ -61,12 +61,18 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Names that only the model knows: every parameter (in order) and buffer with its shape, and tied names."""
+    """Names that only the model knows: every parameter (in order) and buffer with its shape, and tied names.
+
+    `modules` are all modules by path, the model itself under "", parents before children in the order in which the
+    model yields them, each with the names of its class and of that class's bases. A module that is used twice stands
+    under both paths.
+    """
 
     parameters: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
     frozen: frozenset[str] = frozenset()
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

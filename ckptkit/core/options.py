@@ -22,7 +22,8 @@ class WriteOptions:
     `target` is the name that was asked for: a container may serve several (`zero1`, `zero2`). `source_world_size` is
     that of the source, for `world_size=None`. `sizes` and limits are in bytes. `mesh` is the device type and the
     dimension's name of the mesh that DTensors carry, `cuda:fsdp` or, without a name, `cuda`: torch loads a rank's file
-    only into a model over an equal mesh.
+    only into a model over an equal mesh. `fsdp_units`, `use_orig_params` and `fsdp_param_dtype` are what FSDP1 was
+    given: the wrapped modules (class names, paths, globs of paths), and the `param_dtype` of its MixedPrecision.
     """
 
     target: str
@@ -37,6 +38,9 @@ class WriteOptions:
     single_file: bool = False
     ds_config: dict[str, object] | None = None
     mesh: str = "cuda:fsdp"
+    fsdp_units: tuple[str, ...] = ()
+    use_orig_params: bool = False
+    fsdp_param_dtype: str | None = None
     hints: Hints = field(default_factory=Hints)
 
     @property

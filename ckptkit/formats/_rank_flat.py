@@ -20,11 +20,12 @@ from ..core.run import pieces_of_run
 from ..core.spec import Piece, Tensor, TensorSpec
 from ..core.tree import Tree
 from ..errors import SourceError
+from ..io.places import FileExtent
 from ._rank_merge import Merge
 from ._rank_parts import Sharded
 
 _NAMES = ("_flat_param", "flat_param")  # the second is that of torch 1.13
-_ALIGNMENT = 16  # bytes
+ALIGNMENT = 16  # bytes
 Part = tuple[int, Tensor]  # where a stored vector begins in the flat parameter, and the vector
 
 
@@ -116,8 +117,8 @@ def _unit(key: str, members: Mapping[str, Shape], models: Mapping[int, Mapping[s
     ranks = max(len(models), 1)
     is_named = any(clean(name) in members for model in models.values() for name in model)
     fitting = []
-    for alignment in (1, max(1, _ALIGNMENT // ITEMSIZE[first.dtype])):
-        starts, numel = _starts(members, alignment)
+    for alignment in _alignments(first.dtype) if is_named else (1,):
+        starts, numel = starts_of(members, alignment)
         unit = Unit(key, members, starts, numel, first.dtype, shards, is_named)
         if first.shape[0] in (numel, -(-numel // ranks) * ranks) and _agrees(unit, models):
             fitting.append(unit)
@@ -125,13 +126,17 @@ def _unit(key: str, members: Mapping[str, Shape], models: Mapping[int, Mapping[s
         total = sum(map(math.prod, members.values()))
         faults.append(f"{key}: {first.shape[0]} elements; the model has {len(members)} parameters of {total} there")
         return Unit(key, {}, {}, 0, first.dtype, shards)
-    if len(fitting) == 2 and fitting[0].starts != fitting[1].starts:
-        # Equal in total length, and no names to tell: only use_orig_params aligns, and it writes the names.
-        return fitting[0]
-    return fitting[-1]
+    return fitting[0]
 
 
-def _starts(members: Mapping[str, Shape], alignment: int) -> tuple[dict[str, int], int]:
+def _alignments(dtype: str) -> list[int]:
+    """Of use_orig_params, in elements: 16 bytes of the dtype that is computed in, which may be narrower than that of
+    the parameters (MixedPrecision); none before torch 2.1."""
+    return list(dict.fromkeys([max(1, ALIGNMENT // ITEMSIZE[dtype]), 8, 16, 1]))
+
+
+def starts_of(members: Mapping[str, Shape], alignment: int) -> tuple[dict[str, int], int]:
+    """The first element of each parameter in a flat parameter, at multiples of `alignment` elements, and its length."""
     starts: dict[str, int] = {}
     at = 0
     for name, shape in members.items():
@@ -142,14 +147,28 @@ def _starts(members: Mapping[str, Shape], alignment: int) -> tuple[dict[str, int
 
 
 def _agrees(unit: Unit, models: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether the vectors that use_orig_params lists by name have the lengths of this layout on every rank."""
+    """Whether the vectors that use_orig_params lists by name have the lengths of this layout on every rank, and, where
+    they are views of the flat parameter, its places."""
     for rank, model in models.items():
         named = {clean(key): value for key, value in model.items() if isinstance(value, Tensor)}
         for name in unit.members:
             low, high = unit.local(name, rank)
             if name in named and named[name].spec.shape != (high - low,):
                 return False
+            if name in named and high > low:
+                begin, stored = unit.shards[rank]
+                at = _distance(stored, named[name])
+                if at is not None and at != (low - begin) * ITEMSIZE[unit.dtype]:
+                    return False
     return True
+
+
+def _distance(whole: Tensor, view: Tensor) -> int | None:
+    """How many bytes into a stored vector another one begins; None where that lies elsewhere."""
+    a, b = whole.pieces[0].place, view.pieces[0].place
+    if not isinstance(a, FileExtent) or not isinstance(b, FileExtent) or a.path != b.path:
+        return None
+    return b.offset - a.offset if 0 <= b.offset - a.offset < whole.spec.nbytes else None
 
 
 def model_of(

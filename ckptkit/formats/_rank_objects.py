@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..core.box import Box, shard
+from ..core.box import Box, Shape, shard
 from ..core.gather import packed_strides
-from ..core.spec import Tensor
+from ..core.layout import Body
+from ..core.spec import Tensor, TensorKey
 from ..errors import UsageError
 from ..io.move import torch_dtype
 from ..io.pickle_out import Call, Global, StorageSlice
@@ -35,6 +38,9 @@ class Part:
     def slice(self) -> StorageSlice:
         return StorageSlice(self, self.tensor.spec.dtype, self.box.numel, self.box.sizes)
 
+    def segments(self, record: int) -> Iterator[Body]:
+        yield Body(TensorKey(self.name), self.tensor, self.box, self.tensor.spec.dtype, record)
+
 
 def mesh_of(text: str, rank: int, ranks: int) -> Any:
     """The device mesh `type[:name]` over all ranks, as rank `rank` sees it. No process group is needed.
@@ -57,12 +63,10 @@ def mesh_of(text: str, rank: int, ranks: int) -> Any:
     return mesh
 
 
-def _wrapped(kind: Global, part: Part, state: Any) -> Call:
-    spec = part.tensor.spec
+def _wrapped(kind: Global, dtype: str, shape: Shape, state: Any) -> Call:
     # class, dtype, size, stride, storage offset, layout, device, requires_grad. On the CPU whatever the mesh is of, as
     # `offload_to_cpu` leaves them: who loads it moves it.
-    stride = packed_strides(spec.shape)
-    args = (kind, torch_dtype(spec.dtype), spec.shape, stride, 0, torch.strided, torch.device("cpu"), False)
+    args = (kind, torch_dtype(dtype), shape, packed_strides(shape), 0, torch.strided, torch.device("cpu"), False)
     return Call(_FROM_TYPE, (_WRAP, kind, args, state))
 
 
@@ -74,28 +78,33 @@ def dtensor(part: Part, mesh: Any) -> Call:
     spec = part.tensor.spec
     meta = TensorMeta(torch.Size(spec.shape), packed_strides(spec.shape), torch_dtype(spec.dtype))
     state = {"_local_tensor": part.slice, "_spec": DTensorSpec(mesh, (Shard(0),), tensor_meta=meta)}
-    return _wrapped(_DTENSOR, part, (None, state))
+    return _wrapped(_DTENSOR, spec.dtype, spec.shape, (None, state))
 
 
 def sharded_tensor(part: Part, rank: int, ranks: int, device: str) -> Call:
-    """A ShardedTensor of the part: its own shard, and the metadata of all (`_create_chunk_sharded_tensor`)."""
+    """A ShardedTensor of the part."""
+    return chunk_sharded(part.slice, part.tensor.spec.shape, rank, ranks, device)
+
+
+def chunk_sharded(own: StorageSlice, shape: Shape, rank: int, ranks: int, device: str) -> Call:
+    """A ShardedTensor of `shape` in chunks of its first dimension: this rank's `own` (of no elements where it has
+    none), and the metadata of all (`_create_chunk_sharded_tensor`)."""
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
-    spec = part.tensor.spec
-    boxes = [shard(spec.shape, 0, ranks, each) for each in range(ranks)]
+    boxes = [shard(shape, 0, ranks, each) for each in range(ranks)]
     shards = [
         ShardMetadata(list(box.offsets), list(box.sizes), f"rank:{each}/{_device(device, each)}")
         for each, box in enumerate(boxes)
         if box is not None
     ]
-    properties = TensorProperties(dtype=torch_dtype(spec.dtype))
-    metadata = ShardedTensorMetadata(shards, torch.Size(spec.shape), properties)
+    properties = TensorProperties(dtype=torch_dtype(own.dtype))
+    metadata = ShardedTensorMetadata(shards, torch.Size(shape), properties)
     group = ShardedTensor.ProcessGroupState(rank, rank, ranks, ranks)
-    own = [Call(_SHARD, (part.slice, shards[rank]))] if part.box.numel else []
-    return _wrapped(_SHARDED, part, (own, metadata, group, EnumerableShardingSpec(shards), False))
+    held = [Call(_SHARD, (own, shards[rank]))] if math.prod(own.shape) else []
+    return _wrapped(_SHARDED, own.dtype, shape, (held, metadata, group, EnumerableShardingSpec(shards), False))
 
 
 def _device(device: str, rank: int) -> str:

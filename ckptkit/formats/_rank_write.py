@@ -39,12 +39,12 @@ def layout(contents: Contents, options: WriteOptions) -> Layout:
         if options.target == FSDP1:
             device = options.mesh.partition(":")[0]
             tree = cut.tree(contents.tree, partial(sharded_tensor, rank=rank, ranks=ranks, device=device))
-            files.append(_file(f"checkpoint_rank_{rank}.pt", tree))
+            files.append(rank_file(f"checkpoint_rank_{rank}.pt", tree))
             continue
         mesh = mesh_of(options.mesh, rank, ranks)
         tree = cut.tree(contents.tree, partial(dtensor, mesh=mesh))
         for kind, part in _verl(tree).items():
-            files.append(_file(f"{kind}_world_size_{ranks}_rank_{rank}.pt", part))
+            files.append(rank_file(f"{kind}_world_size_{ranks}_rank_{rank}.pt", part))
     if options.target != FSDP1:
         config = json.dumps({"FSDP_version": 2, "world_size": ranks}, indent=4)
         files.append(OutFile("fsdp_config.json", (Raw(config.encode()),)))
@@ -74,7 +74,7 @@ class _Cut:
     _parts: dict[int, Part] = field(default_factory=dict)
 
     def tree(self, tree: Mapping[str, Tree], wrap: _Wrap) -> dict[str, Tree]:
-        out = {name: self._own(value) for name, value in tree.items() if name not in ("model", "optimizer")}
+        out = {name: own(value, self.rank) for name, value in tree.items() if name not in ("model", "optimizer")}
         model: Mapping[str, Any] = tree["model"]
         out["model"] = {name: self._of_model(name, value, wrap) for name, value in model.items()}
         if "optimizer" in tree:
@@ -108,22 +108,24 @@ class _Cut:
             self._parts[id(tensor)] = Part(name, tensor, box)
         return self._parts[id(tensor)]
 
-    def _own(self, tree: Tree) -> Tree:
-        """This rank's own, where a tree has one value for each rank of the source; those go round if they are fewer."""
-        if not isinstance(tree, Mapping):
-            return tree
-        names = {f"{_RANK}{index}" for index in range(len(tree))}
-        if tree and set(tree) == names:
-            return tree[f"{_RANK}{self.rank % len(names)}"]
-        return {key: self._own(value) for key, value in tree.items()}
+
+def own(tree: Tree, rank: int) -> Tree:
+    """A rank's own, where a tree has one value for each rank of the source; those go round if they are fewer."""
+    if not isinstance(tree, Mapping):
+        return tree
+    names = {f"{_RANK}{index}" for index in range(len(tree))}
+    if tree and set(tree) == names:
+        return tree[f"{_RANK}{rank % len(names)}"]
+    return {key: own(value, rank) for key, value in tree.items()}
 
 
-def _file(name: str, tree: Tree) -> OutFile:
+def rank_file(name: str, tree: Tree) -> OutFile:
+    """One file. Storages are whole tensors, or know their own segments."""
     names = {id(value): dotted(path) for path, value in walk(tree) if isinstance(value, Tensor)}
 
     def content(storage: Any, record: int) -> Sequence[Segment]:
-        if isinstance(storage, Part):
-            return [Body(TensorKey(storage.name), storage.tensor, storage.box, storage.tensor.spec.dtype, record)]
+        if not isinstance(storage, Tensor):
+            return list(storage.segments(record))
         key = TensorKey(names.get(id(storage), "device mesh"))
         return [Body(key, storage, whole(storage.spec.shape), storage.spec.dtype, record)]
 

@@ -14,19 +14,20 @@ rank to rank (RNG states) become `{"rank_0": ..., "rank_1": ...}`. Placements bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoint import Contents
+from ..core.checkpoint import Contents, Drop
 from ..core.layout import Layout
 from ..core.options import ReadOptions, WriteOptions
 from ..core.rank_names import rank_of
 from ..core.spec import Tensor
 from ..core.tree import Tree
 from ..errors import SourceError
-from . import _rank_write
+from . import _rank_local, _rank_write
 from ._rank_flat import is_flat, model_of, units_of
+from ._rank_local import FSDP1_LOCAL
 from ._rank_merge import Merge, extra
 from ._rank_optimizer import is_local, of_shapes, of_units
 from ._rank_parts import Sharded
@@ -36,6 +37,7 @@ NAME = "rank_files"
 TARGETS = {
     "verl": "FSDP2 DTensors, one file a rank, in verl's names",
     _rank_write.FSDP1: "FSDP1 sharded state dicts, one file a rank",
+    FSDP1_LOCAL: "FSDP1 local state dicts (flat parameters), one file a rank",
 }
 _Ranks = Mapping[int, Tree]
 
@@ -165,4 +167,17 @@ def _shapes(files: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tup
 
 
 def layout(contents: Contents, options: WriteOptions) -> Layout:
-    return _rank_write.layout(contents, options)
+    write = _rank_local if options.target == FSDP1_LOCAL else _rank_write
+    return write.layout(contents, options)
+
+
+def drops(contents: Contents, options: WriteOptions) -> Iterable[Drop]:
+    return _rank_local.drops(contents, options) if options.target == FSDP1_LOCAL else ()
+
+
+def warnings(contents: Contents, options: WriteOptions) -> Iterable[str]:
+    if options.target == FSDP1_LOCAL and options.use_orig_params:
+        yield (
+            "with use_orig_params FSDP1 finds its own _flat_param entries unexpected in a local state dict: load it "
+            "with model.load_state_dict(..., strict=False); sizes are checked all the same"
+        )

@@ -1,4 +1,4 @@
-"""What only the model knows: its parameters in order, buffers, tied and frozen names, built without memory for them."""
+"""What only the model knows: parameters in order, buffers, ties, what is frozen, modules; built without memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ def facts_of(model: nn.Module) -> ModelFacts:
             frozen.add(name)
     saved = model.state_dict()
     buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in saved}
-    return ModelFacts(parameters, buffers, aliases, frozenset(frozen))
+    # With duplicates: a module that is used twice gives its parameters a name under each path.
+    modules = {path: _classes(module) for path, module in model.named_modules(remove_duplicate=False)}
+    return ModelFacts(parameters, buffers, aliases, frozenset(frozen), modules)
+
+
+def _classes(module: nn.Module) -> tuple[str, ...]:
+    return tuple(kind.__name__ for kind in type(module).__mro__ if kind not in (nn.Module, object))
 
 
 def _build(name: str) -> nn.Module:
