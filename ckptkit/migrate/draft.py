@@ -9,7 +9,7 @@ import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from .edit import Dedent, Edit, Piece, Rendering, Span
-from .flow import Flow, Origins
+from .flow import CALL, INSTANCE, Flow, Origins
 from .grade import Finding, Grade
 from .module import Module
 from .plan import Line
@@ -69,6 +69,24 @@ class Draft:
                 continue
             found.append(wrap)
         return [] if any(wrap.plan.refused for wrap in found) else found
+
+    def may_be_plain(self, node: cst.CSTNode) -> bool:
+        """Whether a model that is sharded on some ways may also be one that nobody wrapped.
+
+        So it is when the expression has other origins too, and for `self.model` in a class whose subclass wraps it.
+        """
+        wraps = self.wraps_of(node)
+        calls = {id(wrap.call) for wrap in wraps}
+        if any(
+            id(o.node) not in calls and o.kind in (CALL, INSTANCE) and "[" not in o.name for o in self.origins(node)
+        ):
+            return True
+        function = self.module.function(node)
+        owner = self.flow.owner(self.module, function) if function is not None else None
+        if owner is None or not self.code(node).startswith("self."):
+            return False
+        makers = [wrap.module.up(wrap.call, cst.ClassDef) for wrap in wraps]
+        return any(maker is not None and id(maker) in self.flow.derived(owner) for maker in makers)
 
     def is_migrated(self, node: cst.CSTNode) -> bool:
         """Whether an expression that an FSDP1 function is given is a model that will be sharded by FSDP2.

@@ -395,7 +395,7 @@ class Flow:
         found: Origins = NOTHING
         for where, target in self.stores(name):
             holders = {id(o.node) for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)}
-            if id(owner) in holders or holders & self._derived(owner):
+            if id(owner) in holders or holders & self.derived(owner):
                 found |= self._target(where, target)
         for line in owner.body.body:
             if isinstance(line, cst.FunctionDef) and line.name.value == name:
@@ -413,7 +413,7 @@ class Flow:
                         found |= self.member(origin.module, origin.node, name, seen | {id(owner)})
         return found
 
-    def _derived(self, owner: cst.ClassDef) -> set[int]:
+    def derived(self, owner: cst.ClassDef) -> set[int]:
         """The classes of the program that derive from a class: what it calls `self` may be one of them."""
         key = id(owner)
         if key not in self._subclasses:
@@ -432,7 +432,7 @@ class Flow:
                     if owner.name.value in names and any(
                         o.node is owner for b in one.bases for o in self.origins(module, b.value)
                     ):
-                        found |= {id(one)} | self._derived(one)
+                        found |= {id(one)} | self.derived(one)
             self._subclasses[key] = found
         return self._subclasses[key]
 

@@ -196,3 +196,15 @@ def test_comments_in_the_call_are_kept(rewritten: Callable) -> None:
         "    use_orig_params=True,\n)  # end\n"
     )
     assert "# the student" in text and "# less memory" in text and "fully_shard(model)  # end" in text
+
+
+def test_a_norm_of_a_model_that_only_a_subclass_shards_is_left(migrated: Callable) -> None:
+    found = migrated(
+        HEAD + "# here\nclass Plain:\n    def __init__(self, model):\n        self.model = model\n"
+        "    def clip(self):\n        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()\n"
+        "class Sharded(Plain):\n    def __init__(self, model):\n        self.model = FSDP(model)\n"
+        "    def clip(self):\n        return self.model.clip_grad_norm_(1.0).item()\n"
+    )
+    assert "clip_grad_norm_(self.model.parameters(), 1.0).item()" in found.text
+    assert "clip_grad_norm_(self.model.parameters(), 1.0).full_tensor().item()" in found.text
+    assert found.grades.count("manual") == 1

@@ -49,7 +49,10 @@ def rewrite(draft: Draft) -> None:
             draft.note(
                 call, Grade.NUMERICS, "FSDP1 clipped by the norm of each rank's shard here; now by the model's norm"
             )
-        if is_used(draft, call) and not is_gathered(draft, call):
+        if is_used(draft, call) and not is_gathered(draft, call) and owner is not None:
+            if draft.may_be_plain(owner):
+                draft.todo(call, "where the model is sharded the norm is a DTensor: gather it there with full_tensor()")
+                continue
             draft.replace(call, *requoted(draft, call), ".full_tensor()")
         _warn_of_mix(draft, call, wraps)
 
