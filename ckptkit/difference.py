@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from .core.checkpoint import Checkpoint
 from .core.compare import ValueDiff, compare
+from .core.dtype import ITEMSIZE
 from .core.spec import Tensor, TensorKey
 from .core.transform import same_value, without_refs
 from .core.tree import TensorRef, walk
@@ -133,15 +134,19 @@ def _said(tensor: Tensor) -> str:
 def tensor_difference(
     key: TensorKey, a: Tensor, b: Tensor, tolerance: tuple[float, float] | None
 ) -> Iterator[Difference]:
-    """How two tensors of one key differ: shape, else dtype and values (as the first one's dtype)."""
+    """How two tensors of one key differ: shape, else dtype and values (as the first one's dtype).
+
+    With a tolerance the dtype is no difference by itself: the values are compared as the wider of the two.
+    """
     if a.spec.shape != b.spec.shape:
         yield Difference("tensor", str(key), "shape", str(list(a.spec.shape)), str(list(b.spec.shape)))
         return
-    if a.spec.dtype != b.spec.dtype:
+    if a.spec.dtype != b.spec.dtype and tolerance is None:
         yield Difference("tensor", str(key), "dtype", a.spec.dtype, b.spec.dtype)
     if a is b:
         return
-    value = compare(a, b, move, differ, tolerance=tolerance)
+    wider = max(a.spec.dtype, b.spec.dtype, key=lambda dtype: ITEMSIZE[dtype])
+    value = compare(a, b, move, differ, tolerance=tolerance, dtype=a.spec.dtype if tolerance is None else wider)
     if value is not None:
         yield Difference("tensor", str(key), "value", value=value)
 
