@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from .core.checkpoint import Checkpoint, Drop
 from .core.plan import Plan
 from .core.spec import TensorKey
 from .core.transform import same_value
+from .core.tree import Tree, is_by_rank
 from .difference import (
     Difference,
     extra_differences,
@@ -67,10 +68,19 @@ def check_written(
     found += [Difference("alias", alias, "only in a") for alias in planned.aliases if alias not in held_names]
     found += [
         each
-        for each in extra_differences(planned.extras, written.extras)
+        for each in extra_differences(planned.extras, of_first_ranks(planned.extras, written.extras))
         if each.kind != "only in b" and each.name.partition(".")[0] not in names
     ]
     return found
+
+
+def of_first_ranks(planned: Tree, written: Tree) -> Tree:
+    """What was written, without what ranks that the source did not have got for their own: copies, in their turn."""
+    if is_by_rank(planned) and is_by_rank(written) and len(written) > len(planned):
+        return {key: of_first_ranks(planned[key], written[key]) for key in planned}
+    if isinstance(planned, Mapping) and isinstance(written, Mapping):
+        return {key: of_first_ranks(planned.get(key), value) for key, value in written.items()}
+    return written
 
 
 def _groups(planned: Checkpoint, written: Checkpoint) -> Iterator[Difference]:

@@ -57,6 +57,16 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def rank_key(rank: int) -> str:
+    """The key of a rank's own value where a tree has one for each."""
+    return f"rank_{rank}"
+
+
+def is_by_rank(tree: Tree) -> bool:
+    """Whether a tree holds a value for each rank of a run: `{"rank_0": ..., "rank_1": ...}`."""
+    return isinstance(tree, Mapping) and bool(tree) and set(tree) == set(map(rank_key, range(len(tree))))
+
+
 def is_tensors(tree: Tree) -> bool:
     """Whether a tree is a flat, non-empty mapping of names to tensors (a model's state dict).
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.spec import Piece, Tensor, TensorSpec
-from ..core.tree import Path, Tree, dotted, walk
+from ..core.tree import Path, Tree, dotted, rank_key, walk
 from ._chunks import chunk_faults
 from ._rank_parts import Sharded, sharded_leaves
 
@@ -127,5 +127,5 @@ def extra(name: str, values: Mapping[int, Tree]) -> tuple[Tree, list[str]]:
     if any(sharded_leaves(value) for value in values.values()):
         return merged, merge.lines()
     steps = [(path, fault) for path, fault in merge.faults if path[-1] in STEPS]
-    own = {f"rank_{rank}": value for rank, value in sorted(values.items())}
+    own = {rank_key(rank): value for rank, value in sorted(values.items())}
     return own, [f"{dotted(path)}: {fault}" for path, fault in steps]

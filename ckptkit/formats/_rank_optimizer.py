@@ -65,7 +65,7 @@ def of_units(
         # The first rank's vector has the full length of a shard; the last one's may be stored with or without padding.
         sizes = {key: (held[ranks[0]],) for key, held in lengths.items() if ranks[0] in held}
         full = {key: (unit.shards[ranks[0]][1].spec.numel,) for key, unit in by_key.items() if ranks[0] in unit.shards}
-        for key, name in _named(ids, sizes, full, Hints()).items():
+        for key, name in _of_flat(ids, sizes, full, by_key, hints).items():
             unit = by_key[name]
             begins = {rank: shard[0] for rank, shard in unit.shards.items()}
             targets[key] = [_Target(name, shape, unit.starts[name], begins) for name, shape in unit.members.items()]
@@ -134,6 +134,31 @@ def _named(
     if hints.param_names is not None and len(hints.param_names) == len(flat):
         return named_ids(ids, [clean(name) for name in hints.param_names])
     return match_ids(ids, shapes, names)
+
+
+def _of_flat(
+    ids: Sequence[Sequence[Any]],
+    sizes: Mapping[Any, Shape],
+    full: Mapping[str, Shape],
+    units: Mapping[str, Unit],
+    hints: Hints,
+) -> dict[Any, str]:
+    """Which flat parameter an id is. Where the optimizer's parameters were named, their names say which units are in
+    which group; in a group they stand in the order of the wrapped model."""
+    home = {name: key for key, unit in units.items() for name in unit.members}
+    told = [home[clean(name)] for name in hints.param_names or () if clean(name) in home]
+    groups: list[list[str]] = []
+    for group in ids:
+        taken: list[str] = []
+        while told and (told[0] in taken or len(taken) < len(group)):
+            taken = list(dict.fromkeys([*taken, told.pop(0)]))
+        groups.append(sorted(taken, key=list(full).index))
+    named = [key for group in groups for key in group]
+    if [len(group) for group in groups] == [len(group) for group in ids] and len(set(named)) == len(named) and named:
+        found = dict(zip((key for group in ids for key in group), named, strict=True))
+        if all(full[found[key]] == size for key, size in sizes.items() if key in found):
+            return found
+    return _named(ids, sizes, full, Hints())
 
 
 def _assembled(

@@ -9,23 +9,22 @@ utils/checkpoint/fsdp_checkpoint_manager.py (0.9.1).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ..core.box import Box, shard, whole
-from ..core.checkpoint import Contents
+from ..core.checkpoint import Contents, Drop
 from ..core.disassemble import numbered
 from ..core.layout import Body, Layout, OutFile, Raw, Segment
 from ..core.options import WriteOptions
 from ..core.spec import Tensor, TensorKey
-from ..core.tree import Tree, dotted, walk
+from ..core.tree import Path, Tree, dotted, is_by_rank, rank_key, walk
 from ..io.torch_layout import torch_file
 from ._rank_objects import Part, dtensor, mesh_of, sharded_tensor
 
 FSDP1 = "fsdp1-ranks"
-_RANK = "rank_"
 _Wrap = Callable[[Part], Any]  # a rank's part of a tensor as the object that stands in its file
 
 
@@ -113,10 +112,28 @@ def own(tree: Tree, rank: int) -> Tree:
     """A rank's own, where a tree has one value for each rank of the source; those go round if they are fewer."""
     if not isinstance(tree, Mapping):
         return tree
-    names = {f"{_RANK}{index}" for index in range(len(tree))}
-    if tree and set(tree) == names:
-        return tree[f"{_RANK}{rank % len(names)}"]
+    if is_by_rank(tree):
+        return tree[rank_key(rank % len(tree))]
     return {key: own(value, rank) for key, value in tree.items()}
+
+
+def surplus(contents: Contents, options: WriteOptions) -> Iterator[Drop]:
+    """What ranks of the source have for themselves that the target's, which are fewer, have no room for."""
+    extras = {name: value for name, value in contents.tree.items() if name not in ("model", "optimizer")}
+    for path, count in _by_rank(extras, ()):
+        if options.ranks == 1 < count:
+            yield Drop(dotted(path), "each rank of the source has its own; the target's one gets that of rank 0")
+        for rank in range(options.ranks, count if options.ranks > 1 else 0):
+            yield Drop(dotted((*path, rank_key(rank))), f"each rank has its own, and the target has {options.ranks}")
+
+
+def _by_rank(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
+    """The paths under which each rank has a value, and for how many."""
+    if is_by_rank(tree):
+        yield path, len(tree)
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _by_rank(value, (*path, key))
 
 
 def rank_file(name: str, tree: Tree) -> OutFile:

@@ -172,7 +172,9 @@ def layout(contents: Contents, options: WriteOptions) -> Layout:
 
 
 def drops(contents: Contents, options: WriteOptions) -> Iterable[Drop]:
-    return _rank_local.drops(contents, options) if options.target == FSDP1_LOCAL else ()
+    yield from _rank_write.surplus(contents, options)
+    if options.target == FSDP1_LOCAL:
+        yield from _rank_local.drops(contents, options)
 
 
 def warnings(contents: Contents, options: WriteOptions) -> Iterable[str]:
