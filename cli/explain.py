@@ -53,7 +53,10 @@ def pages() -> dict[str, tuple[str, str]]:
         for path in sorted((root / folder).glob("*.py")):
             page = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
             if page and not path.stem.startswith("_"):
-                found[path.stem.replace("_", "-")] = (kind, page)
+                name = path.stem.replace("_", "-")
+                # A strategy may have the name of the format that it writes: both pages are shown.
+                kinds, pages_before = found.get(name, ("", ""))
+                found[name] = (f"{kinds}, {kind}".lstrip(", "), f"{pages_before}\n\n{page}".lstrip())
     leftover = ast.get_docstring(ast.parse((root / "migrate/leftover.py").read_text(encoding="utf-8")))
     found["leftover"] = ("rule", leftover or "")
     return found

@@ -7,6 +7,8 @@ optimizer as `optimizer_0/` or `optimizer.bin`; beside them `scheduler.bin`, `sa
 
 Written: `--to dcp` (FSDP sharded), `--to full` (FSDP with FULL_STATE_DICT), `--to safetensors` (plain and DDP).
 
+Extras that accelerate knows nothing of (a loop's `step`) go to `ckptkit_extras.pt`, which it leaves alone.
+
 Extras: `scheduler`, `sampler`, `scaler`, `dataloader`, `random_states` (by rank), `custom_checkpoint` (by number).
 
 Known limits: a plain folder numbers its optimizer's parameters and sorts its weights by name, so their order must be
@@ -28,7 +30,8 @@ from ._parts import by_rank, fsdp_parts, model_part, model_state, optimizer_part
 NAME = "accelerate"
 _FILES = {"scheduler": "scheduler.bin", "sampler": "sampler.bin", "scaler": "scaler.pt",
           "dataloader": "dl_state_dict.bin"}  # fmt: skip
-_RANDOM, _CUSTOM, _OTHERS = "random_states", "custom_checkpoint", "ckptkit_extras"
+_RANDOM, _CUSTOM = "random_states", "custom_checkpoint"
+_OTHERS, _OTHERS_FILE = "ckptkit_extras", "ckptkit_extras.pt"
 
 
 def find(path: Path) -> Mapping[str, Path] | None:
@@ -54,6 +57,8 @@ def find(path: Path) -> Mapping[str, Path] | None:
         parts["optimizer"] = optimizer
     parts |= {role: path / name for role, name in _FILES.items() if (path / name).is_file()}
     parts |= {f"{_RANDOM}.{rank}": file for rank, file in own.items()}
+    if (path / _OTHERS_FILE).is_file():
+        parts[_OTHERS] = path / _OTHERS_FILE
     custom = by_rank(path, r"custom_checkpoint_(\d+)\.pkl")
     return parts | {f"{_CUSTOM}.{number}": file for number, file in custom.items()}
 
@@ -64,13 +69,8 @@ def read(parts: Mapping[str, Contents]) -> State:
         kind, _, number = role.partition(".")
         if kind in (_RANDOM, _CUSTOM):
             extras.setdefault(kind, {})[int(number)] = contents.tree
-    for number, tree in list(extras.get(_CUSTOM, {}).items()):
-        if isinstance(tree, Mapping) and set(tree) == {_OTHERS}:
-            # Written here for extras that accelerate knows nothing of.
-            del extras[_CUSTOM][number]
-            extras |= tree[_OTHERS]
-    if not extras.get(_CUSTOM, True):
-        del extras[_CUSTOM]
+    if _OTHERS in parts and isinstance(parts[_OTHERS].tree, Mapping):
+        extras |= parts[_OTHERS].tree
     return model_state(parts, extras)
 
 
@@ -83,9 +83,8 @@ def write(state: State, format: str) -> Mapping[str, Contents]:
             parts |= {f"{role}_{number}.pkl": _torch(each) for number, each in tree.items()}
     left = {r: t for r, t in state.extras.items() if r not in (*_FILES, _RANDOM, _CUSTOM)}
     if left:
-        # accelerate keeps what a script registered for checkpointing in such files, and no other extras.
-        number = max(state.extras.get(_CUSTOM, {}), default=-1) + 1
-        parts[f"{_CUSTOM}_{number}.pkl"] = _torch({_OTHERS: left})
+        # Not among the custom checkpoints: accelerate refuses a folder with more of them than the script registered.
+        parts[_OTHERS_FILE] = _torch(left)
     return parts
 
 

@@ -56,7 +56,11 @@ def read(parts: Mapping[str, Contents]) -> State:
 
 def write(state: State, format: str) -> Mapping[str, Contents]:
     if format not in _FORMATS:
-        raise UsageError(f"{NAME} is not written as {format}", hint=f"--to {' or '.join(_FORMATS)}")
+        raise UsageError(
+            f"{NAME} is not written as {format}",
+            why="its stateful object is saved by DCP or torch.save",
+            hint=f"--to {' or '.join(_FORMATS)}",
+        )
     inner: dict[str, Any] = {"model": dict(state.model)}
     if state.optimizer is not None:
         inner["optim"] = state.optimizer

@@ -38,6 +38,7 @@ def write(state: State, format: str) -> Mapping[str, Contents]:
     if format not in _FORMATS:
         raise UsageError(
             f"DeepSpeed writes no {format} checkpoints",
+            why="its engine loads native and universal checkpoints alone",
             hint="--to zero1, zero2, zero3 or universal; or leave --dialect out",
         )
     tree: dict[str, Any] = {"model": state.model}
