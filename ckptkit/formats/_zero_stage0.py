@@ -37,7 +37,7 @@ def read_stage0(files: Files, model: Mapping[str, Any], options: ReadOptions) ->
         tree |= {"optimizer": state, "master": masters}
         scaler = _scaler(optimizer)
     elif isinstance(optimizer, Mapping) and "param_groups" in optimizer:
-        tree["optimizer"] = _named(optimizer, model)
+        tree["optimizer"] = _named(_counted(optimizer), model)
     elif model.get("param_shapes"):
         drops = (Drop("optimizer", _GONE),)
     tree |= read_extras(model, scaler)
@@ -55,6 +55,20 @@ def read_stage0(files: Files, model: Mapping[str, Any], options: ReadOptions) ->
         ranks if isinstance(ranks, int) else None,
         facts=facts,
     )
+
+
+def _counted(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One step for a whole group of DeepSpeed's FusedAdam, which counts in the last parameter's state alone
+    (`step` of deepspeed/ops/adam/fused_adam.py, 0.19.8) and computes with that count for all.
+    """
+    states = {key: dict(slots) for key, slots in optimizer["state"].items()}
+    for group in optimizer["param_groups"]:
+        own = [states[key] for key in group["params"] if key in states]
+        steps = [slots["step"] for slots in own if isinstance(slots.get("step"), int)]
+        if "bias_correction" in group and len(steps) == len(own) > 0:
+            for slots in own:
+                slots["step"] = max(steps)
+    return {**optimizer, "state": states}
 
 
 def _named(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -429,3 +429,18 @@ def test_zero3_without_optimizer_files_has_no_weights(copied: Callable[[str], Pa
         file.unlink()
     with pytest.raises(SourceError, match="no optimizer files"):
         ckptkit.open(path)
+
+
+def test_a_fused_adam_without_zero_counts_in_one_state(copied: Callable[[str], Path], fixture_dir: Fixtures) -> None:
+    """FusedAdam at ZeRO-0 leaves the steps of all but a group's last parameter where they began."""
+    path = copied("zero0")
+
+    def fused(tree: dict[str, Any]) -> None:
+        for group in tree["optimizer"]["param_groups"]:
+            group["bias_correction"] = True
+            for key in group["params"]:
+                tree["optimizer"]["state"][key]["step"] = 3 if key == group["params"][-1] else 0
+
+    edit_models(path, fused)
+    checkpoint = ckptkit.open(path, model=MODEL)
+    assert {float(checkpoint.read(key.fqn, "step")) for key in checkpoint.entries if key.slot == "step"} == {3.0}

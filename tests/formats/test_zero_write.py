@@ -406,7 +406,8 @@ def test_deepspeeds_own_adam_goes_on(
         timeout=900,
     )[0]  # fmt: skip
     name, begin, decays, losses, end = answer
-    assert (name, begin, decays, end) == (kind, [3], [0.1, 0.0], [6])
+    # Without ZeRO, FusedAdam counts in the state of a group's last parameter alone.
+    assert (name, begin, decays, end) == (kind, [3], [0.1, 0.0], [3, 6] if target == "zero0" else [6])
     # Another implementation of Adam rounds differently.
     assert gap(losses, losses_after(truth)) < 1e-5
 
