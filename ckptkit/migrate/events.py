@@ -19,6 +19,7 @@ _OPTIMIZERS = (
     "transformers.optimization.",
     "apex.optimizers.",
     "lion_pytorch.",
+    "deepspeed.ops.",
 )
 _NO_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 

@@ -12,6 +12,9 @@ from ..errors import SourceError
 from .names import MARKERS
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+(\([^)]*\)|[^\n#]*)", re.MULTILINE)
+_USES = re.compile(
+    rb"\.module\b|state_dict|no_sync|clip_grad|optim|deepcopy|\.forward\(|\.backward\(|set_device|init_process_group"
+)
 _NOT_SOURCES = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
 
 
@@ -43,7 +46,7 @@ def worth_parsing(contents: dict[Path, bytes], sources: Iterable[str]) -> set[Pa
     names = {name for path in chosen for name in _module_names(path)}
     frontier = {path for path, imported in imports.items() if imported & names}
     chosen |= frontier
-    users = imports.keys() - chosen
+    users = {path for path in imports.keys() - chosen if _USES.search(contents[path])}
     while frontier:
         names = {name for path in frontier for name in _module_names(path)}
         frontier = {path for path in users - chosen if imports[path] & names}
@@ -63,7 +66,9 @@ def _imported(data: bytes) -> set[str]:
         for end in ["", *ends]:
             whole = [*parts, *([end] if end else [])]
             if whole:
-                found |= {whole[-1], ".".join(whole[-2:])}
+                found.add(".".join(whole[-2:]))
+            if len(parts) < 2 and end:
+                found.add(end)  # `from . import name`, or a name of a package that re-exports
     return found
 
 

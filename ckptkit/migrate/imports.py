@@ -181,8 +181,12 @@ def mend(draft: Draft) -> None:
         else:
             draft.delete(statement)
     for plain_import in module.every(cst.Import):
-        if all(_is_dead(draft, plain_import, alias, rendering) for alias in plain_import.names):
+        dead = [alias for alias in plain_import.names if _is_dead(draft, plain_import, alias, rendering)]
+        if len(dead) == len(plain_import.names):
             draft.delete(plain_import)
+        elif dead:
+            kept = [draft.code(alias).rstrip(", ") for alias in plain_import.names if alias not in dead]
+            draft.replace(plain_import, f"import {', '.join(kept)}")
     if lines or draft.helpers:
         _add(draft, lines)
     _fill_blocks(draft)

@@ -70,6 +70,7 @@ class ShardPlan:
     refusals: list[tuple[str, str]] = field(default_factory=list)
     ignored: Line | None = None  # a set of modules that `shard_by_policy` leaves out
     objects: list[tuple[cst.Call, bool]] = field(default_factory=list)  # policies to rewrite where they are made
+    written: bool = False  # a rule has written the statement itself, with `shard.sharded`
     merged: bool = False  # the wrap is of a module that an inner wrap shards: the call falls away
     copies: list[str] = field(default_factory=list)  # further models that are sharded in the same way
     guards: list[Line] = field(default_factory=list)  # conditions on `$unit` that hold for every unit

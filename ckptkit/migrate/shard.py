@@ -27,8 +27,8 @@ _ONCE = (
 
 def obstacle(module: Module, wrap: Wrap, wraps: list[Wrap]) -> str:
     """Why a plan that needs statements cannot be placed at its call; empty where it can."""
-    if wrap.plan.is_call or _conditional(module, wrap.call) is not None:
-        return ""
+    if wrap.plan.is_call or wrap.source == "deepspeed" or _conditional(module, wrap.call) is not None:
+        return ""  # the statement of deepspeed.initialize is written by a rule of its own
     statement = module.statement(wrap.call)
     at: cst.CSTNode = wrap.call
     for holder in module.ancestors(wrap.call):
@@ -60,6 +60,8 @@ def write(draft: Draft, wrap: Wrap) -> None:
         return
     for name in sorted(wrap.args.keys() - plan.claimed - {"module", "model"}):
         draft.todo(call, f"the argument {name}={wrap.text(name)} is not carried over", "leftover")
+    if plan.written:
+        return
     subject = wrap.subject
     assert subject is not None  # a wrap without a model was refused
     if plan.merged:

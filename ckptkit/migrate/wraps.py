@@ -37,6 +37,7 @@ class Wrap:
     unresolved: list[cst.BaseExpression] = field(default_factory=list)  # `**kwargs` that cannot be followed
     carriers: list[Value] = field(default_factory=list)  # dicts and partials whose entries were merged into `args`
     plan: ShardPlan = field(default_factory=ShardPlan)
+    facts: dict[str, object] = field(default_factory=dict)  # what rules found out about it, by topic
 
     @property
     def subject(self) -> Value | None:

@@ -29,7 +29,7 @@ from ..grade import Grade
 from ..plan import MODEL, Order
 from ..wraps import Wrap
 
-SOURCES = ("fsdp1", "ddp")
+SOURCES = ("fsdp1", "ddp", "deepspeed")
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -50,7 +50,7 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 
 def rewrite(draft: Draft) -> None:
     """Call the model instead of its forward."""
-    for call, _ in draft.methods("forward", sources=("fsdp1", "ddp")):
+    for call, _ in draft.methods("forward", sources=SOURCES):
         assert isinstance(call.func, cst.Attribute)
         draft.replace(call.func, *draft.module.quote(call.func.value))
         draft.note(call, Grade.EXACT, "calling the model runs the hooks that gather its parameters")

@@ -32,7 +32,7 @@ from ..draft import Draft
 from ..grade import Grade
 from ..wraps import Wrap
 
-SOURCES = ("fsdp1", "ddp")
+SOURCES = ("fsdp1", "ddp", "deepspeed")
 
 HELPER = '''@CONTEXTMANAGER
 def no_sync(model):
@@ -49,7 +49,7 @@ def rewrite(draft: Draft) -> None:
     for node in draft.module.every(cst.Attribute):
         if node.attr.value != "no_sync" or draft.module.skips(node):
             continue
-        wraps = draft.wraps_of(node.value, "fsdp1", "ddp")
+        wraps = draft.wraps_of(node.value, *SOURCES)
         if not wraps:
             continue
         name = helper(draft)

@@ -35,7 +35,7 @@ from ..flow import assigned_names
 from ..grade import Grade
 from ..plan import Order
 
-SOURCES = ("fsdp1", "ddp")
+SOURCES = ("fsdp1", "ddp", "deepspeed")
 
 
 def rewrite(draft: Draft) -> None:
@@ -68,7 +68,8 @@ def _move(draft: Draft, lines: list[cst.CSTNode], first: int, anchor: int) -> No
         if names & _read(draft, lines[index]):
             moved.append(index)
             names |= _bound(draft, lines[index])
-    if names & _read(draft, lines[anchor]):
+    handed_over = any(w.source == "deepspeed" and draft.module.within(w.call, lines[anchor]) for w in draft.wraps)
+    if names & _read(draft, lines[anchor]) and not handed_over:
         draft.todo(
             lines[first], "the optimizer must be made after the model is sharded, but the sharding statement uses it"
         )

@@ -25,7 +25,7 @@ from ..draft import Draft
 from ..flow import is_store
 from ..grade import Grade
 
-SOURCES = ("fsdp1", "ddp")
+SOURCES = ("fsdp1", "ddp", "deepspeed")
 _INNER = ("module", "_fsdp_wrapped_module")
 
 
@@ -35,7 +35,7 @@ def rewrite(draft: Draft) -> None:
     for node in module.every(cst.Attribute):
         if node.attr.value not in _INNER or is_store(module, node) or module.skips(node):
             continue
-        if not draft.wraps_of(node.value, "fsdp1", "ddp"):
+        if not draft.wraps_of(node.value, *SOURCES):
             continue
         choice = module.parent(node)
         if (
