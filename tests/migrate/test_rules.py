@@ -186,7 +186,7 @@ def test_arguments_known_only_at_run_time_are_left_with_all_uses_of_the_model(mi
 def test_a_conditional_wrap_keeps_its_condition(rewritten: Callable) -> None:
     text = rewritten("model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block})) if sharded else Two(model)\n")
     assert text.startswith("# here\nif sharded:\n    for module in") and text.endswith(
-        "else:\n    model = DDP(model)\n"
+        "else:\n    model = Two(model)\n"
     )
 
 
