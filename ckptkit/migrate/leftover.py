@@ -1,4 +1,17 @@
-"""The check that nothing stays behind unsaid: every use of the old API that the edits leave in place is a finding."""
+"""The check that nothing stays behind unsaid: every use of the old API that the edits leave in place is a finding.
+
+What: after all rules have run, each name of FSDP1, DDP or DeepSpeed that is still in the text gets a `#
+TODO(ckptkit): ...` above its statement and a line in the report, graded manual; so do arguments that no rule carries
+over, and star imports, whose names cannot be resolved.
+
+Why: a call that was forgotten fails at run time, hours into a job, or silently means something else.
+
+What to do: read the page of the construct's rule (`ckptkit explain`); most leftovers come from a wrap that was left
+because an argument is only known at run time, and go with it once it is spelled out. Private parts of FSDP1
+(FlatParameter, handles, `_reshard`) and classes derived from it have no counterpart and need another design.
+
+Known limits: wrap policies, ShardingStrategy and StateDictType are plain callables and enums: they may stay.
+"""
 
 from __future__ import annotations
 

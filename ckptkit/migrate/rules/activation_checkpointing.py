@@ -63,13 +63,10 @@ def rewrite(draft: Draft) -> None:
                 draft.deleted.append(line)
             draft.note(call, Grade.EXACT, "activation checkpointing is applied before sharding")
             moved.append(call)
+    if moved:
+        return
     for call in draft.calls(APPLY):
-        if (
-            call.args
-            and draft.wraps_of(call.args[0].value)
-            and call not in moved
-            and draft.module.function(call) is None
-        ):
+        if call.args and draft.wraps_of(call.args[0].value):
             draft.note(call, Grade.PERFORMANCE, "activation checkpointing stays after sharding: same numbers")
 
 
