@@ -15,15 +15,15 @@ for each wrapped module, and is told how the run that loads it calls FSDP1:
     ckptkit convert SRC DST --to fsdp1-local --world-size 8 --model train:build_model --fsdp-units Block,encoder.*
 
 `--model` builds the model, unwrapped, on the meta device. `--fsdp-units` names the wrapped modules: classes as in
-`transformer_layer_cls`, paths, or paths with `*` for one part; the model itself has what they leave. `--use-orig-params`
-as FSDP1 is called: with it optimizer ids are parameters, and `load_state_dict` needs `strict=False`; without it they
-are whole units, so that groups may not cut through one. `--fsdp-param-dtype` is MixedPrecision's `param_dtype`, to
-which use_orig_params aligns. `--mesh cpu` where the run is on CPUs.
+`transformer_layer_cls`, paths, or paths with `*` for one part; the model itself has what they leave.
+`--use-orig-params` as FSDP1 is called: with it optimizer ids are parameters, and `load_state_dict` needs
+`strict=False`; without it they are whole units, so that groups may not cut through one. `--fsdp-param-dtype` is
+MixedPrecision's `param_dtype`, to which use_orig_params aligns. `--mesh cpu` where the run is on CPUs.
 
 Limits: flat parameters need `--model pkg.mod:factory`: names or shapes are not in the files. Extras that differ from
 rank to rank (RNG states) become `{"rank_0": ..., "rank_1": ...}`, and are written to the ranks in their turn.
-Placements but Shard and Replicate are refused. FSDP1's `ignored_modules`, HYBRID_SHARD and NO_SHARD have no local form
-here; the order of an optimizer's flat parameters is that of the wrapped model's parameters.
+Placements but Shard and Replicate are refused. FSDP1's `ignored_modules` and HYBRID_SHARD are not written; NO_SHARD has
+no local form. An optimizer is taken to hold its flat parameters in the order in which the wrapped model yields them.
 """
 
 from __future__ import annotations
