@@ -36,7 +36,7 @@ _RENAMED = {
 }  # fmt: skip
 _ROLES = ("model", "optimizer", "master")  # names that are written
 # Top-level names of frameworks with dialects of their own: their keys are not for this one.
-_OTHERS = frozenset({"app", "pytorch-lightning_version", "train_state"})
+_OTHERS = frozenset({"app", "pytorch-lightning_version"})
 _DEEPSPEED = ("zero", "universal")  # containers whose keys only DeepSpeed writes
 
 
