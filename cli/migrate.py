@@ -58,9 +58,13 @@ def command(
             _print_rules(as_json)
             return
         if not paths:
-            raise UsageError("no path given", hint="ckptkit migrate train.py")
+            raise UsageError("no path given", why="there is nothing to migrate", hint="ckptkit migrate train.py")
         if write and check:
-            raise UsageError("--write and --check exclude each other", why="--check promises to change nothing")
+            raise UsageError(
+                "--write and --check exclude each other",
+                why="--check promises to change nothing",
+                hint="leave one of them out",
+            )
         report = migrate.run(
             paths,
             source=source.value,

@@ -110,11 +110,15 @@ def command(
     """
     for path in (junit, html):
         if path is not None and path.exists() and not overwrite:
-            raise ExistsError(f"{path} exists", hint="--overwrite replaces it")
+            raise ExistsError(f"{path} exists", why="reports are not replaced unasked", hint="--overwrite replaces it")
     if converted is not None and checkpoint is None:
-        raise UsageError("--converted needs --checkpoint", hint="--checkpoint SRC --converted DST")
+        raise UsageError(
+            "--converted needs --checkpoint", why="it is compared with that", hint="--checkpoint SRC --converted DST"
+        )
     if checkpoint is not None and scripts:
-        raise UsageError("scripts and --checkpoint exclude each other", why="they are two questions")
+        raise UsageError(
+            "scripts and --checkpoint exclude each other", why="they are two questions", hint="ask one at a time"
+        )
     if (model or batch) and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where `python` would look for pkg.mod
     precisions = tuple(dict.fromkeys(each.value for each in precision or ()))
@@ -142,7 +146,9 @@ def command(
 
             old, new, arguments = split_arguments(scripts)
             if len(precisions) > 1:
-                raise UsageError("give one --precision for scripts", why="it chooses the tolerance, no more")
+                raise UsageError(
+                    "give one --precision for scripts", why="it chooses the tolerance, no more", hint="leave one out"
+                )
             report = verify_scripts(
                 old,
                 new,
@@ -179,7 +185,9 @@ def migrate_copy(copy: Path) -> str:
     before = copy.read_bytes()
     done = migrate.run([copy], write=True)
     for failed in done.failed:
-        raise SourceError(f"{copy.name} cannot be migrated", why=failed.reason)
+        raise SourceError(
+            f"{copy.name} cannot be migrated", why=failed.reason, hint="mend it, or name the migrated script as well"
+        )
     if copy.read_bytes() == before:
         return f"ckptkit migrate changes nothing in {copy.name}"
     left = f"; {len(done.manual)} places are left for a person" if done.manual else ""

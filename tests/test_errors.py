@@ -53,19 +53,8 @@ def raised(path: Path) -> list[tuple[int, str, set[str]]]:
     ]
 
 
-OWED = (
-    "formats/_dcp_metadata formats/_dcp_paths formats/_dcp_read formats/_dcp_safetensors formats/_rank_objects "
-    "formats/_rank_sets formats/_universal_read formats/_zero_config formats/_zero_files formats/_zero_names "
-    "formats/_zero_read formats/_zero_source formats/rank_files live/deepspeed live/fsdp2 live/load live/save "
-    "cli/migrate cli/verify"
-).split()
-"""Files with errors that still lack a line; taken off as they are completed."""
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_error_says_why_and_what_to_do(path: Path, request: pytest.FixtureRequest) -> None:
-    if str(path.with_suffix("")).endswith(tuple(f"/{each}" for each in OWED)):
-        request.applymarker(pytest.mark.xfail(reason="an error without why or hint"))
+def test_every_error_says_why_and_what_to_do(path: Path) -> None:
     short = [f"line {line}: {name} without {', '.join(sorted({'why', 'hint'} - said))}"
              for line, name, said in raised(path) if not {"why", "hint"} <= said and "**" not in said]  # fmt: skip
     assert short == []

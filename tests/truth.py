@@ -1,4 +1,4 @@
-"""What a fixture's live run held, and the comparison of a checkpoint with it: every tensor bit for bit, groups, extras."""
+"""What a fixture's live run held, and the comparison of a checkpoint with it, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Truth:
 
     @property
     def model(self) -> str | None:
-        """The factory of the model that was trained, for `--model`; None for Hugging Face's, which say it themselves."""
+        """The factory of the model that was trained, for `--model`; None for Hugging Face's own."""
         if self.info["name"].startswith("hf-"):
             return None
         return self.info["workload"].get("model", DEFAULT_MODEL)

@@ -67,7 +67,11 @@ def read_index(path: Path) -> Index:
         raise SourceError(f"cannot read {path}", why=str(error), hint="check that it is a readable file") from error
     value = unpickle(data, str(path))
     if not kind_of(value).endswith("checkpoint.metadata.Metadata"):
-        raise SourceError(f"{path} is no DCP metadata", why=f"it holds a {kind_of(value) or type(value).__name__}")
+        raise SourceError(
+            f"{path} is no DCP metadata",
+            why=f"it holds a {kind_of(value) or type(value).__name__}",
+            hint="name the folder that torch.distributed.checkpoint wrote",
+        )
     faults: list[str] = []
     items = {}
     for key, raw in _mapping(value, "state_dict_metadata").items():
@@ -82,7 +86,12 @@ def read_index(path: Path) -> Index:
         except (TypeError, ValueError, AttributeError) as error:
             faults.append(f"{kind_of(where) or where}: {error}")
     if faults:
-        raise SourceError(f"{path} describes {len(faults)} items wrongly", hint="copy it again", faults=faults[:50])
+        raise SourceError(
+            f"{path} describes {len(faults)} items wrongly",
+            why="the file is damaged or was made by hand",
+            hint="copy it again",
+            faults=faults[:50],
+        )
     paths = {str(key): tuple(parts) for key, parts in _mapping(value, "planner_data").items()}
     return Index(str(path), items, entries, paths, value.attribute("storage_meta") is not None, _mapping(value, NOTE))
 

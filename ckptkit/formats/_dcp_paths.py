@@ -35,7 +35,12 @@ def nested(items: Iterable[tuple[str, Path, Any]], *, keys_are_text: bool) -> Tr
             continue
         at[path[-1]] = leaf
     if faults:
-        raise SourceError(".metadata gives two items one place", hint="copy it again", faults=faults[:50])
+        raise SourceError(
+            ".metadata gives two items one place",
+            why="their paths clash when they are nested",
+            hint="copy it again",
+            faults=faults[:50],
+        )
     return _grown(root, "", keys_are_text)
 
 

@@ -68,7 +68,11 @@ def _merged(indexes: list[Index]) -> Index:
         for key, item in index.items.items():
             old = items.get(key, item)
             if (old.shape, old.dtype) != (item.shape, item.dtype):
-                raise SourceError(f"{index.source} says {item.shape} {item.dtype} of {key}, another rank {old.shape}")
+                raise SourceError(
+                    f"{index.source} says {item.shape} {item.dtype} of {key}, another rank {old.shape}",
+                    why="the ranks' metadata are not of one save",
+                    hint="restore the files of one step",
+                )
             # Replicas stand in every rank's file; one of them is enough.
             items[key] = Item(item.shape, item.dtype, tuple(dict.fromkeys((*old.chunks, *item.chunks))))
         entries = {**index.entries, **entries}

@@ -63,7 +63,10 @@ def read(format: str, path: Path, files: list[Path], evidence: str) -> Contents:
         tree[name] = Tensor(TensorSpec(shape, min(dtypes[name])), tuple(unique.values()))
     if faults:
         raise SourceError(
-            f"{path} is not whole: {len(faults)} faults", hint="copy the files of all ranks", faults=faults
+            f"{path} is not whole: {len(faults)} faults",
+            why="shards are missing or damaged",
+            hint="copy the files of all ranks",
+            faults=faults,
         )
     warnings = () if whole_shapes else tuple(_unknown_end(ranks))
     return Contents(format, tree, evidence, len(ranks), warnings=warnings, facts={"ordered": False})
@@ -81,9 +84,13 @@ def _offsets(file: Path, metadata: Mapping[str, str]) -> dict[str, tuple[int, ..
         said = json.loads(metadata[SHARDING])
         found = {str(name): tuple(map(int, entry["saved_offsets"])) for name, entry in said.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SourceError(f"{file} does not say which shards it holds", why=f"no sound {SHARDING}") from error
+        raise SourceError(
+            f"{file} does not say which shards it holds", why=f"no sound {SHARDING}", hint="copy it again"
+        ) from error
     if any(n < 0 for offsets in found.values() for n in offsets):
-        raise SourceError(f"{file} has negative offsets in {SHARDING}", hint="copy it again")
+        raise SourceError(
+            f"{file} has negative offsets in {SHARDING}", why="its header is damaged", hint="copy it again"
+        )
     return found
 
 

@@ -52,6 +52,7 @@ def mesh_of(text: str, rank: int, ranks: int) -> Any:
     if "_rank" not in inspect.signature(DeviceMesh.__init__).parameters:
         raise UsageError(
             "this torch cannot make a device mesh without a process group, so DTensors cannot be written",
+            why="a DTensor file holds its mesh",
             hint="write with a newer torch, or --to dcp, which every torch loads",
         )
     device, _, name = text.partition(":")

@@ -75,10 +75,18 @@ def unnamed_set(path: Path) -> list[RankSet]:
     for file in files:
         said = {leaf.rank for leaf in sharded_leaves(load_parts(file))} - {None}
         if len(said) != 1:
-            raise SourceError(f"neither the name nor the contents of {file} say of which rank it is")
+            raise SourceError(
+                f"neither the name nor the contents of {file} say of which rank it is",
+                why="files of one run carry their rank in one of the two",
+                hint="name them ..._rank_0.pt, ..._rank_1.pt",
+            )
         rank = int(said.pop() or 0)
         if rank in ranks:
-            raise SourceError(f"{file} and {ranks[rank]} are both of rank {rank}")
+            raise SourceError(
+                f"{file} and {ranks[rank]} are both of rank {rank}",
+                why="files of two runs lie together",
+                hint="keep one file a rank",
+            )
         ranks[rank] = file
     return [RankSet("", ranks, None)] if ranks else []
 

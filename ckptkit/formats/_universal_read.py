@@ -46,7 +46,11 @@ def read_universal(files: Files, options: ReadOptions) -> Contents:
     rank0 = models.get(0) or next(iter(models.values()))
     shapes = rank0.get("param_shapes")
     if not shapes:
-        raise SourceError(f"{files.models[0]} names no parameters", why="its param_shapes is empty")
+        raise SourceError(
+            f"{files.models[0]} names no parameters",
+            why="its param_shapes is empty",
+            hint="make the universal checkpoint again",
+        )
     if files.partitioned and rank0.get("frozen_param_shapes"):
         check_models(files, models, int(rank0.get("dp_world_size") or len(models)))
     zero = files.folder / "zero"
@@ -99,19 +103,31 @@ def _units(
 def _slots(folder: Path, name: str, shape: Shape) -> Iterator[tuple[str, Any]]:
     """The tensors of one parameter by slot: whole with their shape (stage 1, 2), or flat (stage 3)."""
     if folder.parent.name != "zero" or not (folder / f"{_WEIGHT}.pt").is_file():
-        raise SourceError(f"{name} has no {_WEIGHT}.pt")
+        raise SourceError(
+            f"{name} has no {_WEIGHT}.pt",
+            why="the folder of a parameter holds its weight under that name",
+            hint="restore it or convert again",
+        )
     for path in sorted(folder.glob("*.pt")):
         held = load_tree(path)
         if isinstance(held, Mapping):
             if held.get("is_expert_param"):
-                raise SourceError(f"{name} is an expert's (MoE), which is not supported")
+                raise SourceError(
+                    f"{name} is an expert's (MoE), which is not supported",
+                    why="experts are spread over ranks in a way of their own",
+                    hint="use DeepSpeed itself for MoE runs",
+                )
             held = held.get("param")
         if path.stem == "step" or not isinstance(held, Tensor):
             yield path.stem, held
             continue
         if held.spec.shape != shape:
             if held.spec.shape != (math.prod(shape),):
-                raise SourceError(f"{name}: {path.name} has the shape {held.spec.shape}, not {shape}")
+                raise SourceError(
+                    f"{name}: {path.name} has the shape {held.spec.shape}, not {shape}",
+                    why="it is of another model or damaged",
+                    hint="make the universal checkpoint again",
+                )
             whole = PartitionRule.of([math.prod(shape)], 1)
             held = joined({name: shape}, whole, [held], held.spec.dtype)[name]
         yield path.stem, held

@@ -50,6 +50,7 @@ def read_config(options: WriteOptions) -> Config:
     if stage is None:
         raise UsageError(
             f"--to {options.target} does not say which stage of ZeRO",
+            why="each stage has files of its own",
             hint="--to zero0, zero1, zero2 or zero3; or --ds-config FILE with zero_optimization.stage",
         )
     said = _number(zero.get("stage"))

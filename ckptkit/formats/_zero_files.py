@@ -104,7 +104,10 @@ def _each(paths: Mapping[int, Any], load: Callable[[Any], Any]) -> dict[int, Any
         raise errors[0]
     if errors:
         raise SourceError(
-            f"{len(errors)} files cannot be read", hint=errors[0].hint, faults=[error.what for error in errors]
+            f"{len(errors)} files cannot be read",
+            why=errors[0].why or "they are damaged",
+            hint=errors[0].hint,
+            faults=[error.what for error in errors],
         )
     return found
 
@@ -113,7 +116,11 @@ def as_optim_file(name: str, raw: Any, key: str = "optimizer_state_dict") -> Opt
     """An optimizer file from what its pickle says. Raises SourceError where it is none."""
     tree = raw.get(key) if isinstance(raw, Mapping) else None
     if not isinstance(tree, Mapping):
-        raise SourceError(f"{name} is no optimizer file of DeepSpeed", why=f"it has no key {key!r}")
+        raise SourceError(
+            f"{name} is no optimizer file of DeepSpeed",
+            why=f"it has no key {key!r}",
+            hint="name the folder that engine.save_checkpoint wrote",
+        )
     stage = tree.get("zero_stage")
     number = stage.args[0] if isinstance(stage, Standin) and stage.args else stage
     clean = {part: value for part, value in tree.items() if part not in ("loss_scaler", "param_slice_mappings")}

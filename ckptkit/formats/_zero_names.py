@@ -71,7 +71,9 @@ def tag_folder(path: Path, pointer: str = LATEST) -> Path:
     folder = path.joinpath(*parts)
     if not folder.is_dir():
         raise SourceError(
-            f"{file} points to {tag!r}, which is not there", hint="name one of the tag folders that are there"
+            f"{file} points to {tag!r}, which is not there",
+            why="the step was moved or removed",
+            hint="name one of the tag folders that are there",
         )
     return folder
 
@@ -105,7 +107,11 @@ def find_files(folder: Path) -> Files:
             faults=[found.string for found in (*models, *optims)],
         )
     if not models:
-        raise SourceError(f"{folder} holds optimizer files and no model file", hint="restore the *_model_states.pt")
+        raise SourceError(
+            f"{folder} holds optimizer files and no model file",
+            why="buffers, names and shapes are in it",
+            hint="restore the *_model_states.pt",
+        )
     return Files(
         folder,
         {int(found["rank"] or 0): folder / found.string for found in models},

@@ -199,7 +199,12 @@ def model_parts(read: Read, units: Sequence[Cut], models: Sequence[Mapping[str, 
         if owner in read.model:
             read.model[alias] = read.model[owner]
     if faults:
-        raise SourceError("the module and the optimizer are not of one model", faults=faults)
+        raise SourceError(
+            "the module and the optimizer are not of one model",
+            why="names or sizes of one are not in the other",
+            hint="restore both files of one step",
+            faults=faults,
+        )
 
 
 _NOWHERE = (
@@ -235,6 +240,8 @@ def _frozen(models: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if wrong:
             raise SourceError(
                 f"the frozen parameter {name} is not cut as its shape {shape} says",
+                why="its fragments are of another world size or damaged",
+                hint="restore the model files of one step",
                 faults=[f"rank {rank}: {sizes[rank]} elements, not {rule.size}" for rank in wrong],
             )
         whole = joined({name: shape}, rule, parts, parts[0].spec.dtype)

@@ -10,7 +10,7 @@ from ..core.box import Shape
 from ..core.checkpoint import Contents, Drop
 from ..core.options import WriteOptions
 from ..core.spec import Tensor, TensorKey
-from ..core.tree import Tree
+from ..core.tree import Tree, walk
 from ..errors import UsageError
 from ._zero_config import Config
 from ._zero_files import scalar
@@ -139,12 +139,17 @@ def _low(module: Mapping[str, Any], masters: Mapping[str, Tensor], trained: Sequ
     """The dtype that the model computes in: that of the weights beside masters, or of weights that are all narrow."""
     found = {module[name].spec.dtype for name in (masters or trained) if name in module}
     if masters and len(found & set(_LOW)) > 1:
-        raise UsageError("the weights beside the masters are of several dtypes", hint="--dtype bf16, fp16 or fp32")
+        raise UsageError(
+            "the weights beside the masters are of several dtypes",
+            why="an engine trains in one",
+            hint="--dtype bf16, fp16 or fp32",
+        )
     low = found.pop() if len(found) == 1 else "float32"
     low = low if low in _LOW else "float32"
     if config.low is not None and config.low != low:
         raise UsageError(
             f"the configuration trains in {config.low}, the weights to be written are {low}",
+            why="the engine would not load them",
             hint=f"add --dtype {config.low}",
         )
     return low
@@ -170,7 +175,7 @@ def _sort_states(source: Source, group: Group, states: Mapping[str, Mapping[str,
         }
         if len(shaped) == len(values):
             group.cut[slot] = shaped
-        elif not shaped and all(not isinstance(value, Tensor) or value.spec.numel == 1 for value in values.values()):
+        elif not shaped and all(map(_is_single, values.values())):
             _share(source, group, slot, values)
         else:
             source.drops += [
@@ -183,6 +188,13 @@ def _sort_states(source: Source, group: Group, states: Mapping[str, Mapping[str,
             f"{len(without)} parameters have no optimizer state ({without[0]}, ...): ZeRO keeps one step for a whole "
             "group, and zeros are written for them. If they are frozen, --model says so"
         )
+
+
+def _is_single(value: Any) -> bool:
+    """Whether a state is one number (or a plain value), of which a group can have one: no list of tensors, say."""
+    if isinstance(value, Tensor):
+        return value.spec.numel == 1
+    return not any(isinstance(leaf, Tensor) for _, leaf in walk(value))
 
 
 def _share(source: Source, group: Group, slot: str, values: Mapping[str, Any]) -> None:

@@ -79,7 +79,11 @@ def _siblings(path: Path) -> list[Path]:
 def read(path: Path, options: ReadOptions) -> Contents:
     sets = named_sets(path) or unnamed_set(path)
     if not sets:
-        raise SourceError(f"{path} holds no rank files", hint="name the folder that they are in")
+        raise SourceError(
+            f"{path} holds no rank files",
+            why="no file there says of which rank it is",
+            hint="name the folder that they are in",
+        )
     loaded, world_size = load(path, sets)
     parts = _parts(loaded)
     tree, faults = _merged(parts, options)

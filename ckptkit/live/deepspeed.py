@@ -28,7 +28,9 @@ def adapt(model: Any, optimizer: Any) -> Live:
     engine = model
     if optimizer is not None and optimizer is not engine.optimizer:
         raise UsageError(
-            "the optimizer is not the engine's", hint="pass none, or the one deepspeed.initialize returned"
+            "the optimizer is not the engine's",
+            why="the engine trains with its own",
+            hint="pass none, or the one deepspeed.initialize returned",
         )
     names = module_names(engine.module)
     fqns = {id(parameter): fqn for fqn, parameter in names.parameters.items()}

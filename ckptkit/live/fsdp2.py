@@ -22,7 +22,11 @@ def adapt(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Live:
     holders = []
     for fqn, parameter in names.parameters.items():
         if not isinstance(parameter, DTensor) and parameter.is_meta:
-            raise UsageError(f"{fqn} is on the meta device", hint="model.to_empty(device=...) before loading")
+            raise UsageError(
+                f"{fqn} is on the meta device",
+                why="there is no memory to load into",
+                hint="model.to_empty(device=...) before loading",
+            )
         shares = (Share(fqn, tuple(parameter.shape), _boxes(parameter)),)
         holders.append(Holder(local_of(parameter), shares, parameter))
     by_id = {id(parameter): [fqn] for fqn, parameter in names.parameters.items()}

@@ -158,7 +158,7 @@ class _Loader:
                 if isinstance(old.get(slot), int):  # DeepSpeed's CPU Adam counts in Python
                     state[slot] = int(state[slot])
         for share in shares:
-            state |= self._checkpoint.optimizer_values.get(share.fqn, {})
+            state |= self._checkpoint.optimizer_value(share.fqn)
         optimizer.state[holder.key] = state
 
     def _common_slots(self, shares: Sequence[Any]) -> list[str]:
@@ -167,6 +167,7 @@ class _Loader:
             raise LossError(
                 "parameters of one flat tensor have different optimizer states",
                 why="a flat parameter or partition has one state for all of them",
+                hint="load into FSDP2, or into ZeRO groups that keep such parameters apart",
                 faults=[f"{share.fqn}: {', '.join(each)}" for share, each in zip(shares, slots, strict=True)][:20],
             )
         return slots[0]
@@ -178,6 +179,7 @@ class _Loader:
             raise LossError(
                 f"the {slot} of parameters that share one flat tensor differs",
                 why="the optimizer keeps one for all of them",
+                hint="load into FSDP2 or DDP, whose parameters have states of their own",
                 faults=[f"{share.fqn}: {v.tolist()}" for (share, _), v in zip(parts, values, strict=True)][:20],
             )
         return values[0] if slot == "step" else values[0].to(holder.local.device)

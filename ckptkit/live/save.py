@@ -175,7 +175,11 @@ def _assembled(live: Live, folder: Path, scheduler: Any, step: int | None, extra
             key = TensorKey(fqn, slot)
             tensor = Tensor.at(Constant(bytes.fromhex(data)), tuple(shape), dtype, "optim")
             if key in specs and bytes.fromhex(data) != pieces[key][0].place.data:  # type: ignore[attr-defined]
-                raise SourceError(f"ranks disagree on {key}", why="their runs have come apart")
+                raise SourceError(
+                    f"ranks disagree on {key}",
+                    why="their runs have come apart",
+                    hint="compare the ranks' steps before saving",
+                )
             specs[key], pieces[key] = tensor.spec, list(tensor.pieces)
     entries = {key: Tensor(spec, tuple(pieces[key])) for key, spec in specs.items()}
     # In an fp32 run the masters are the values; DeepSpeed keeps them apart all the same.
