@@ -74,6 +74,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         _known(draft, wrap, dict.fromkeys(_FIELDS[:3], value))
     elif made and len(made) + len(nothing) == len(origins):
         _chosen_at_run_time(draft, wrap, value, made, bool(nothing))
+    elif origins and all(o in nothing or o.name == "torch.distributed.fsdp.MixedPrecisionPolicy" for o in origins):
+        # Another wrap of the program had the objects rewritten in an earlier run, and this one was left to a person.
+        _chosen_at_run_time(draft, wrap, value, made, bool(nothing))
     else:
         wrap.plan.refuse(
             "mixed-precision", f"what mixed_precision={wrap.text('mixed_precision')} is, is only known at run time"
