@@ -1,4 +1,5 @@
-"""Fact: the DeepSpeed config of a `deepspeed.initialize` call, read from a dict in the code or a JSON file in the tree.
+"""Fact: the DeepSpeed config of a `deepspeed.initialize` call, read from a dict in the code or a JSON file in the
+tree.
 
 A config is a tree of dicts. Its leaves are plain JSON values, or `Value`s: expressions that only the run evaluates.
 """
@@ -205,7 +206,9 @@ def _opened(draft: Draft, module: Module, load: cst.Call) -> str | None:
 
 
 def _literal_path(draft: Draft, module: Module, node: cst.BaseExpression) -> str | None:
-    """A path that the text tells: a string, `os.path.join(os.path.dirname(__file__), "x")`, `Path(__file__).parent / "x"`."""
+    """A path that the text tells: a string, `os.path.join(os.path.dirname(__file__), "x")`, `Path(__file__).parent /
+    "x"`.
+    """
     if isinstance(node, cst.Call) and node.args and draft.flow.called(module, node) in ("builtins.str", "pathlib.Path"):
         return _literal_path(draft, module, node.args[0].value)
     parts: list[cst.BaseExpression] = []

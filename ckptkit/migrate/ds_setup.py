@@ -34,7 +34,9 @@ DEVICE = '''def local_device():
 
 @dataclass(slots=True)
 class Setup:
-    """The engine of one wrap. `model` is the text of the engine where it is made; names are texts in the same scope."""
+    """The engine of one wrap. `model` is the text of the engine where it is made; names are texts in the same
+    scope.
+    """
 
     tree: Tree
     stage: int
@@ -183,7 +185,9 @@ def _autos(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _batch(draft: Draft, wrap: Wrap, tree: Tree) -> tuple[Line | None, Line | None]:
-    """(accumulation steps, micro-batch size), from two of three as deepspeed 0.19.8 `_set_batch_related_parameters`."""
+    """(accumulation steps, micro-batch size), from two of three as deepspeed 0.19.8
+    `_set_batch_related_parameters`.
+    """
     batch, micro = entry(tree, "train_batch_size"), entry(tree, "train_micro_batch_size_per_gpu")
     accumulation = entry(tree, "gradient_accumulation_steps")
     lines = [None if x is None else spelled(draft, wrap, x) for x in (batch, micro, accumulation)]

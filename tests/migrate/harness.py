@@ -96,6 +96,8 @@ def _serve() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
+        if "import deepspeed" in Path(request["script"]).read_text():
+            import deepspeed  # noqa: F401 - once for all runs: it costs seconds
         port = _free_port()
         children, logs = [], []
         for rank in range(request["world"]):

@@ -18,8 +18,8 @@ After::
 
 In numbers: a hang, if it is left.
 
-Known limits: guards are told by their text (`rank == 0`, `is_main_process`, ...), and looked for in the function of the
-call and around the calls of that function.
+Known limits: guards are told by their text (`rank == 0`, `is_main_process`, ...), and looked for in the function of
+the call and around the calls of that function.
 """
 
 from __future__ import annotations

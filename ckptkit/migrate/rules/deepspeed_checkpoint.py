@@ -1,8 +1,8 @@
 """save_checkpoint, load_checkpoint and save_16bit_model of an engine become functions on torch.distributed.checkpoint.
 
 What: two functions are written into the file: `save_checkpoint` writes model and optimizer as a DCP folder under the
-tag, scheduler, counters and client state beside it, and the tag into `latest`; `load_checkpoint` reads them and answers
-the path and the client state. `save_16bit_model` gathers the whole model and saves it in bf16 (or fp16).
+tag, scheduler, counters and client state beside it, and the tag into `latest`; `load_checkpoint` reads them and
+answers the path and the client state. `save_16bit_model` gathers the whole model and saves it in bf16 (or fp16).
 
 Why: the engine wrote its partitions, which only it reads.
 

@@ -1,7 +1,7 @@
 """engine.backward and engine.step become the steps that they hide: division, clipping, update, zeroing, schedule.
 
-What: `engine.backward(loss)` becomes `(loss / steps).backward()`; `engine.step()` becomes the clipping, the optimizer's
-step, the scheduler's, and `zero_grad()`, at accumulation boundaries only where gradients are accumulated.
+What: `engine.backward(loss)` becomes `(loss / steps).backward()`; `engine.step()` becomes the clipping, the
+optimizer's step, the scheduler's, and `zero_grad()`, at accumulation boundaries only where gradients are accumulated.
 
 Why: DeepSpeed divides the loss by gradient_accumulation_steps, and **clips at 1.0 when the config does not say
 gradient_clipping** (0.19.8 runtime/constants.py GRADIENT_CLIPPING_DEFAULT); only `"gradient_clipping": 0` switches it

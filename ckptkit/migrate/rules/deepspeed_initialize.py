@@ -62,7 +62,7 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         wrap.plan.refuse("deepspeed-initialize", "assign the values of deepspeed.initialize before they are returned")
     if _parameters(draft, wrap, setup) is None:
         wrap.plan.refuse(
-            "deepspeed-initialize", "the parameter groups are built in several steps before the model is sharded"
+            "deepspeed-initialize", "the parameters are gathered elsewhere: gather them after the model is sharded"
         )
 
 
@@ -188,22 +188,14 @@ def _parameters(draft: Draft, wrap: Wrap, setup: Setup) -> Line | None:
         return draft.module.quote(value.node) if value.module is draft.module else None
     if setup.client_optimizer is not None:
         return draft.module.quote(value.node)  # the optimizer has them already
-    module, function = draft.module, draft.module.function(wrap.call)
-    name = value.node.value
-    made = [
-        a
-        for a in module.every(cst.Assign)
-        if module.function(a) is function and any(draft.code(t.target) == name for t in a.targets)
-    ]
-    changed = any(
-        isinstance(c.func, cst.Attribute) and draft.code(c.func.value) == name and module.function(c) is function
-        for c in module.every(cst.Call)
-    )
-    if len(made) != 1 or changed or module.loops(made[0]):
-        return None
-    if made[0] not in draft.sweepable:
-        draft.sweepable.append(made[0])
-    return module.quote(made[0].value)
+    line = draft.module.line(wrap.call)
+    for sibling in draft.module.siblings(wrap.call):
+        if sibling is line:
+            break
+        for assign in draft.module.inside(sibling, cst.Assign):
+            if any(draft.code(target.target) == value.node.value for target in assign.targets):
+                return (value.node.value,)  # the rule optimizer-order moves its making behind the sharding
+    return None
 
 
 def _optimizer(draft: Draft, wrap: Wrap, setup: Setup, kind: str, parameters: Line) -> Line:
@@ -255,7 +247,9 @@ def _scheduler(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
 
 
 def _scaler(draft: Draft, setup: Setup) -> list[Line]:
-    """fp16: deepspeed 0.19.8 starts at 2**initial_scale_power (16) and doubles after loss_scale_window (1000) steps."""
+    """fp16: deepspeed 0.19.8 starts at 2**initial_scale_power (16) and doubles after loss_scale_window (1000)
+    steps.
+    """
     if setup.precision != "fp16":
         return []
     torch = draft.need_module("torch")
@@ -279,6 +273,10 @@ def _loader(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
     loader = draft.need("torch.utils.data", "DataLoader")
     sampler = draft.need("torch.utils.data.distributed", "DistributedSampler")
     quoted = draft.module.quote(data.node)
+    first: list[Line] = []
+    if not isinstance(data.node, (cst.Name, cst.Attribute)):
+        dataset = draft.fresh("dataset", "training_data")
+        first, quoted = [(f"{dataset} = ", *quoted)], (dataset,)
     pieces: list[Piece] = [f"{target} = {loader}(", *quoted, ", batch_size=", *setup.micro]
     pieces += [f", sampler={sampler}(", *quoted, ")"]
     collate = wrap.args.get("collate_fn")
@@ -286,7 +284,7 @@ def _loader(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
         pieces += [", collate_fn=", *draft.module.quote(collate.node)]
     if entry(setup.tree, "dataloader_drop_last", False) is True:
         pieces.append(", drop_last=True")
-    return [(*pieces, ")")]
+    return [*first, (*pieces, ")")]
 
 
 def _target(draft: Draft, wrap: Wrap, index: int) -> str:

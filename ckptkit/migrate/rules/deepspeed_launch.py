@@ -1,8 +1,8 @@
 """What a DeepSpeed script does around the engine becomes torch.distributed: process group, collectives, arguments.
 
 What: `deepspeed.init_distributed(...)` becomes `init_process_group` (if there is none yet), `deepspeed.comm` becomes
-`torch.distributed`, `deepspeed.add_config_arguments(parser)` goes, and a `--local_rank` argument takes its default from
-the environment.
+`torch.distributed`, `deepspeed.add_config_arguments(parser)` goes, and a `--local_rank` argument takes its default
+from the environment.
 
 Why: `torchrun` gives ranks in environment variables, where the `deepspeed` launcher passed `--local_rank`.
 

@@ -17,8 +17,8 @@ After::
 
 In numbers: equal; each rank builds the whole model in host memory first.
 
-Known limits: for models that do not fit into host memory on every rank build under `torch.device("meta")`, and load the
-weights after sharding.
+Known limits: for models that do not fit into host memory on every rank build under `torch.device("meta")`, and load
+the weights after sharding.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _MODELS = {
 
 def plan(draft: Draft, wrap: Wrap) -> None:
     """Refuse what stays."""
-    for name in ("distributed_port", "dist_init_required", "collate_fn", "training_data", "model_parameters"):
+    for name in ("distributed_port", "dist_init_required", "collate_fn", "training_data", "model_parameters", "args"):
         wrap.get(name)
     for name, reason in _ARGUMENTS.items():
         if wrap.get(name) is not None:

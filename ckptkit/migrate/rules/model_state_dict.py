@@ -19,8 +19,8 @@ After::
 
 In numbers: equal.
 
-With DDP the names of `model.state_dict()` had the prefix `module.`; those of the sharded model have none. Loading takes
-old files as well.
+With DDP the names of `model.state_dict()` had the prefix `module.`; those of the sharded model have none. Loading
+takes old files as well.
 
 Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the
 device (performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded

@@ -49,10 +49,14 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
     if not sharded:
         return
     for index, line in enumerate(lines):
-        for event in makes_optimizer(draft, line):
-            later = [i for i, wrap in sharded if i > index and _same_model(event, wrap)]
-            if later:
-                _move(draft, lines, index, max(later))
+        events = [*makes_optimizer(draft, line), *_engine_parameters(draft, line)]
+        for event in events:
+            mine = [i for i, wrap in sharded if _same_model(event, wrap)]
+            later = [i for i in mine if i > index]
+            anchor = max(later or mine, default=-1)
+            gathered = [i for i in _gathering(draft, lines, index, event) if i < anchor]
+            if later or gathered:
+                _move(draft, lines, [*gathered, *([index] if later else [])], anchor)
                 return
 
 
@@ -60,14 +64,61 @@ def _same_model(optimizer: Event, wrap: Event) -> bool:
     return bool(optimizer.models & wrap.models)
 
 
-def _move(draft: Draft, lines: list[cst.CSTNode], first: int, anchor: int) -> None:
-    """Move line `first` and what depends on it, up to the anchor, behind the anchor."""
-    moved = [first]
-    names = _bound(draft, lines[first])
-    for index in range(first + 1, anchor):
-        if names & _read(draft, lines[index]):
+def _engine_parameters(draft: Draft, line: cst.CSTNode) -> list[Event]:
+    """deepspeed.initialize makes an optimizer of its config from the parameters that it is given."""
+    found = []
+    for wrap in draft.wraps:
+        subject = wrap.subject
+        engine = wrap.source == "deepspeed" and not wrap.plan.refused and subject is not None
+        if engine and draft.module.within(wrap.call, line) and wrap.text("optimizer") in ("", "None"):
+            found.append(Event(frozenset((draft.code(subject.node),))))  # type: ignore[union-attr]
+    return found
+
+
+def _gathering(draft: Draft, lines: list[cst.CSTNode], index: int, event: Event) -> list[int]:
+    """The lines above an optimizer that put the model's parameters into what it is made of (lists, groups)."""
+    holding: set[str] = set()
+    candidates = []
+    for at in range(index):
+        if isinstance(lines[at], (cst.FunctionDef, cst.ClassDef)):
+            continue
+        takes = any(
+            isinstance(c.func, cst.Attribute)
+            and c.func.attr.value in ("parameters", "named_parameters")
+            and draft.code(c.func.value) in event.models
+            for c in draft.module.inside(lines[at], cst.Call)
+        )
+        if takes or holding & _read(draft, lines[at]):
+            holding |= _filled(draft, lines[at])
+            candidates.append(at)
+    needed = _read(draft, lines[index])
+    found = []
+    for at in reversed(candidates):
+        if _filled(draft, lines[at]) & needed and not makes_optimizer(draft, lines[at]):
+            found.append(at)
+            needed |= _read(draft, lines[at])
+    return sorted(found)
+
+
+def _filled(draft: Draft, line: cst.CSTNode) -> set[str]:
+    """Names that a line binds, or fills by methods of lists and dicts."""
+    names = {name for name in _bound(draft, line) if "." not in name or name.startswith("self.")}
+    for call in draft.module.inside(line, cst.Call):
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value in ("append", "extend", "add", "update", "insert"):
+            names.add(draft.code(func.value).split("[")[0])
+    return names
+
+
+def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int) -> None:
+    """Move some lines and what depends on them, up to the anchor, behind the anchor."""
+    first = moved[-1]
+    names = {name for index in moved for name in _bound(draft, lines[index]) | _filled(draft, lines[index])}
+    for index in range(moved[0] + 1, anchor):
+        if index not in moved and names & _read(draft, lines[index]):
             moved.append(index)
             names |= _bound(draft, lines[index])
+    moved.sort()
     handed_over = any(w.source == "deepspeed" and draft.module.within(w.call, lines[anchor]) for w in draft.wraps)
     if names & _read(draft, lines[anchor]) and not handed_over:
         draft.todo(
