@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from .core.checkpoint import Checkpoint, Drop
 from .core.plan import Plan
@@ -32,7 +33,9 @@ def _dropped(key: TensorKey, drops: list[Drop]) -> bool:
     if key.slot == "extra":
         return any(key.fqn == name or key.fqn.startswith(f"{name}.") for name in names)
     role = "model" if key.slot == "value" else "master" if key.slot == "master" else "optimizer"
-    return role in names or str(key) in names or f"{role}.{key.fqn}" in names
+    # `w[GG.0]` lies in the state `w[GG]`.
+    around = TensorKey(key.fqn, key.slot.partition(".")[0])
+    return role in names or str(key) in names or str(around) in names or f"{role}.{key.fqn}" in names
 
 
 def check_written(
@@ -63,7 +66,7 @@ def check_written(
     names = {drop.what.partition(".")[0] for drop in drops}
     if "optimizer" not in names:
         found += _groups(planned, written)
-        found += optimizer_value_differences(planned, written)
+        found += optimizer_value_differences(_without_dropped(planned, drops), written)
     held_names = {key.fqn for key in written.entries} | set(written.aliases)
     found += [Difference("alias", alias, "only in a") for alias in planned.aliases if alias not in held_names]
     found += [
@@ -72,6 +75,14 @@ def check_written(
         if each.kind != "only in b" and each.name.partition(".")[0] not in names
     ]
     return found
+
+
+def _without_dropped(planned: Checkpoint, drops: list[Drop]) -> Checkpoint:
+    kept = {
+        name: {slot: value for slot, value in slots.items() if not _dropped(TensorKey(name, slot), drops)}
+        for name, slots in planned.optimizer_values.items()
+    }
+    return replace(planned, optimizer_values=kept)
 
 
 def of_first_ranks(planned: Tree, written: Tree) -> Tree:

@@ -212,5 +212,5 @@ def _alias_differences(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
 def optimizer_value_differences(a: Checkpoint, b: Checkpoint) -> Iterator[Difference]:
     for name in dict.fromkeys([*a.optimizer_values, *b.optimizer_values]):
         mine, other = a.optimizer_values.get(name, {}), b.optimizer_values.get(name, {})
-        if not same_value(mine, other):
+        if not same_value(without_refs(mine), without_refs(other)):
             yield Difference("optimizer value", name, "value", _short(mine), _short(other))

@@ -37,9 +37,15 @@ class OpenCheckpoint(Checkpoint):
 
     def extra(self, name: str) -> Any:
         """An extra with its tensors read, where `extras[name]` has references."""
+        return self._with_tensors(self.extras[name])
+
+    def optimizer_value(self, fqn: str) -> dict[str, Any]:
+        """A parameter's states that are no tensors, with the tensors that they hold read."""
+        return dict(self._with_tensors(self.optimizer_values.get(fqn, {})))
+
+    def _with_tensors(self, tree: Any) -> Any:
         return mapped(
-            self.extras[name],
-            lambda path, leaf: read_tensor(self.entries[leaf.key]) if isinstance(leaf, TensorRef) else leaf,
+            tree, lambda path, leaf: read_tensor(self.entries[leaf.key]) if isinstance(leaf, TensorRef) else leaf
         )
 
 

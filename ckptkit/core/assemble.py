@@ -12,7 +12,7 @@ from .box import Shape
 from .checkpoint import Drop, ModelFacts, State
 from .dtype import is_float
 from .fqn import clean, common_prefix
-from .param_ids import match_ids, named_ids
+from .param_ids import match_ids, named_ids, shape_of_state
 from .place import Constant
 from .spec import Tensor, TensorKey
 from .tree import Opaque, TensorRef, Tree, mapped
@@ -191,12 +191,11 @@ def _names_of_ids(
         said = [_strip(str(name), prefix) for group in groups for name in group["param_names"]]
         if set(said) <= set(weights):
             return named_ids(ids, said)
-    shapes: dict[int, Shape] = {}
-    for key, slots in raw_state.items():
-        for slot, value in slots.items():
-            if isinstance(value, Tensor) and slot != "step" and value.spec.shape:
-                shapes[key] = value.spec.shape
-                break
+    shapes = {
+        key: shape
+        for key, slots in raw_state.items()
+        if (shape := shape_of_state({slot: v.spec.shape for slot, v in slots.items() if isinstance(v, Tensor)}))
+    }
     if hints.param_names is not None:
         names = [_strip(name, prefix) for name in hints.param_names]
         if len(names) == sum(map(len, ids)):
@@ -301,13 +300,30 @@ def _add_optimizer(out: Assembled, optimizer: _Optimizer, weights: Mapping[str, 
             elif isinstance(value, Opaque):
                 out.drops.append(Drop(f"optimizer state {slot} of {name}", f"{value} cannot be carried"))
             else:
-                out.optimizer_values.setdefault(name, {})[slot] = value
+                nested = _nested_state(out, name, slot, value)
+                out.optimizer_values.setdefault(name, {})[slot] = nested
         _warn_shared(out, name, slots)
     for index, group in enumerate(optimizer.groups):
         kept: dict[str, Any] = {}
         for key, value in group.items():
             kept[key] = _extra(out, f"param_groups.{index}.{key}", value) if key != "params" else value
         out.param_groups.append({key: value for key, value in kept.items() if value is not _GONE})
+
+
+def _nested_state(out: Assembled, name: str, slot: str, tree: Tree) -> Tree:
+    """A state that is no tensor, but may hold some: SOAP's and Shampoo's lists of preconditioners, LBFGS's history."""
+
+    def leaf(path: tuple[Any, ...], value: Any) -> Any:
+        where = ".".join(map(str, (slot, *path)))
+        if isinstance(value, Tensor):
+            out.entries[TensorKey(name, where)] = value.with_role("extra")
+            return TensorRef(TensorKey(name, where))
+        if isinstance(value, Opaque):
+            out.drops.append(Drop(f"optimizer state {where} of {name}", f"{value} cannot be carried"))
+            return None
+        return value
+
+    return mapped(tree, leaf)
 
 
 def _warn_shared(out: Assembled, name: str, slots: Mapping[str, Any]) -> None:

@@ -49,12 +49,12 @@ def _optimizer(checkpoint: Checkpoint, keys: str, prefix: str) -> dict[str, Any]
     if not checkpoint.has_optimizer:
         return None
     state: dict[str, dict[str, Any]] = {}
+    resolve = _resolve(checkpoint)
     for key, tensor in checkpoint.entries.items():
         if tensor.spec.role == "optim":
             state.setdefault(key.fqn, {})[key.slot] = tensor
     for name, slots in checkpoint.optimizer_values.items():
-        state.setdefault(name, {}).update(slots)
-    resolve = _resolve(checkpoint)
+        state.setdefault(name, {}).update(mapped(slots, resolve))
     groups = [{**mapped(dict(group), resolve), "params": list(group["params"])} for group in checkpoint.param_groups]
     named = {"state": state, "param_groups": groups}
     if keys == "id":

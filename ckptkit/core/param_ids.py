@@ -49,6 +49,24 @@ def match_ids(
     return found[0]
 
 
+def shape_of_state(slots: Mapping[str, Shape]) -> Shape | None:
+    """The shape of the parameter that has optimizer states of these shapes; None where they do not say.
+
+    Most states have their parameter's shape. Adafactor factors a matrix: torch's row and column broadcast to it
+    (torch/optim/_adafactor.py, 2.13), transformers' have it without the last and without the last but one dimension
+    (transformers/optimization.py). LBFGS keeps vectors over all parameters with the first one (torch/optim/lbfgs.py).
+    """
+    if "prev_flat_grad" in slots:
+        return None
+    row, column = slots.get("exp_avg_sq_row"), slots.get("exp_avg_sq_col")
+    if row is not None and column is not None:
+        return (*row, column[-1])
+    row, column = slots.get("row_var"), slots.get("col_var")
+    if row is not None and column is not None:
+        return (*row[:-1], column[-1])
+    return next((shape for slot, shape in slots.items() if slot != "step" and shape), None)
+
+
 def named_ids(groups: Sequence[Sequence[int]], parameters: Sequence[str]) -> dict[int, str]:
     """The assignment where the parameters are given: by position where counts agree in one group's order.
 

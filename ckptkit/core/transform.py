@@ -28,9 +28,16 @@ def renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
         checkpoint,
         entries=entries,
         param_groups=groups,
-        optimizer_values={rename(name): slots for name, slots in checkpoint.optimizer_values.items()},
+        optimizer_values={
+            rename(name): mapped(slots, lambda path, value: _renamed_ref(value, rename))
+            for name, slots in checkpoint.optimizer_values.items()
+        },
         aliases={rename(alias): rename(owner) for alias, owner in checkpoint.aliases.items()},
     )
+
+
+def _renamed_ref(value: Any, rename: Callable[[str], str]) -> Any:
+    return TensorRef(TensorKey(rename(value.key.fqn), value.key.slot)) if isinstance(value, TensorRef) else value
 
 
 def _check_names(checkpoint: Checkpoint, rename: Callable[[str], str]) -> None:

@@ -81,9 +81,19 @@ def is_tensors(tree: Tree) -> bool:
 
 
 def outline(tree: Tree, limit: int = 12) -> str:
-    """The top-level keys of a tree in one line, for messages about conventions that are not known."""
+    """The top-level keys of a tree, with what is under them, in one line: for messages about unknown conventions."""
+    if isinstance(tree, Mapping):
+        keys = [f"{key} ({_kind(value)})" for key, value in list(tree.items())[:limit]]
+        more = f", ... ({len(tree)} keys)" if len(tree) > limit else ""
+        return ", ".join(keys) + more if keys else "no keys"
+    return _kind(tree)
+
+
+def _kind(tree: Tree) -> str:
+    if isinstance(tree, Opaque):
+        return f"an {tree}"
     if isinstance(tree, Mapping):
         keys = [str(key) for key in tree]
-        more = f", ... ({len(keys)} keys)" if len(keys) > limit else ""
-        return ", ".join(keys[:limit]) + more
-    return f"a {type(tree).__name__}"
+        return f"a dict of {', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''}" if keys else "an empty dict"
+    name = type(tree).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -13,6 +13,7 @@ from ckptkit.core.checkpoint import Checkpoint, ModelFacts, State
 from ckptkit.core.disassemble import disassemble
 from ckptkit.core.place import Constant
 from ckptkit.core.spec import Tensor, TensorKey
+from ckptkit.core.transform import renamed
 from ckptkit.core.tree import Opaque, TensorRef
 from ckptkit.errors import AmbiguousError, SourceError
 
@@ -218,3 +219,16 @@ def test_two_moments_in_one_storage_are_a_warning() -> None:
     state = {"state": {"w": {"exp_avg": shared, "exp_avg_sq": shared}}, "param_groups": []}
     found = assemble(State({"w": tensor(2)}, state))
     assert len(found.warnings) == 1 and "exp_avg and exp_avg_sq of w" in found.warnings[0]
+
+
+def test_tensors_in_lists_of_an_optimizer_state_come_back() -> None:
+    """SOAP, Shampoo and LBFGS keep lists of tensors: entries like others, renamed with their parameter."""
+    factors = [tensor(4, 4), None, {"inverse": tensor(2)}]
+    said = {"state": {"a": {"GG": factors, "step": tensor(), "odd": [Opaque("my.Thing")]}}, "param_groups": []}
+    out = assemble(State({"a": tensor(4, 2)}, said))
+    assert {key.slot for key in out.entries} == {"value", "step", "GG.0", "GG.2.inverse"}
+    assert [drop.what for drop in out.drops] == ["optimizer state odd.0 of a"]
+    back = disassemble(renamed(checkpoint_of(out), lambda name: f"x.{name}")).optimizer
+    assert back is not None
+    first, nothing, nested = back["state"]["x.a"]["GG"]
+    assert first.spec.shape == (4, 4) and nothing is None and nested["inverse"].spec.shape == (2,)

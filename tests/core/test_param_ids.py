@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptkit.core.param_ids import match_ids, named_ids
+from ckptkit.core.param_ids import match_ids, named_ids, shape_of_state
 from ckptkit.errors import AmbiguousError, SourceError
 
 SHAPES = [(2,), (3,), (2, 3)]
@@ -81,3 +81,19 @@ def test_given_names_are_taken_by_position() -> None:
     assert named_ids([[0, 2], [1]], ["a", "b", "c"]) == {0: "a", 2: "b", 1: "c"}
     with pytest.raises(SourceError, match="2 parameter names were given for 3"):
         named_ids([[0, 2], [1]], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("slots", "shape"),
+    [
+        ({"step": (1,), "exp_avg": (3, 2)}, (3, 2)),
+        ({"step": (), "row_var": (7, 1), "col_var": (1, 5)}, (7, 5)),
+        ({"row_var": (5, 3, 4, 1), "col_var": (5, 3, 1, 2)}, (5, 3, 4, 2)),
+        ({"step": (), "variance": (7,)}, (7,)),
+        ({"exp_avg_sq_row": (5, 7), "exp_avg_sq_col": (5, 3)}, (5, 7, 3)),
+        ({"d": (155,), "prev_flat_grad": (155,)}, None),
+        ({"step": ()}, None),
+    ],
+)
+def test_shape_of_state(slots: dict[str, tuple[int, ...]], shape: tuple[int, ...] | None) -> None:
+    assert shape_of_state(slots) == shape

@@ -33,5 +33,6 @@ def test_a_state_dict_is_a_flat_dict_of_tensors() -> None:
 
 
 def test_outline_is_short() -> None:
-    assert outline({"a": 1, "b": 2}) == "a, b" and outline([1]) == "a list"
+    assert outline({"a": 1, "b": {"x": T, "y": T}}) == "a (an int), b (a dict of x, y)" and outline([1]) == "a list"
+    assert outline({}) == "no keys" and outline({"m": Opaque("my.Net")}) == "m (an object of class my.Net)"
     assert outline(dict.fromkeys(map(str, range(30)), 1)).endswith("... (30 keys)")

@@ -366,6 +366,20 @@ def test_states_of_other_shapes_are_drops(fixture_dir: Fixtures, tmp_path: Path)
     ckptkit.convert(tmp_path / "source.pt", tmp_path / "out", to="zero0", model=truth.model)
 
 
+def test_lists_of_tensors_in_a_state_are_drops(fixture_dir: Fixtures, tmp_path: Path) -> None:
+    """SOAP's preconditioners, say: each parameter has its own, and a group of ZeRO has one value."""
+    truth = truth_of(fixture_dir("ddp-full"))
+    raw = torch.load(truth.path, weights_only=False)
+    raw["optimizer"]["state"][3]["GG"] = [torch.ones(7, 7), torch.ones(5, 5)]
+    torch.save(raw, tmp_path / "source.pt")
+    with pytest.raises(LossError) as caught:
+        ckptkit.convert(tmp_path / "source.pt", tmp_path / "out", to="zero2", world_size=2, model=truth.model)
+    assert len(caught.value.faults) == 1 and "[GG]" in caught.value.faults[0]
+    ckptkit.convert(
+        tmp_path / "source.pt", tmp_path / "out", to="zero2", world_size=2, model=truth.model, allow_drop=True
+    )
+
+
 def test_weights_only_says_how_to_load(fixture_dir: Fixtures, tmp_path: Path) -> None:
     truth = truth_of(fixture_dir("zero3"))
     report = ckptkit.convert(truth.path, tmp_path / "out", to="zero2", world_size=2, weights_only=True)
