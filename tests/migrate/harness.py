@@ -48,7 +48,11 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=20)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:  # still importing torch: nothing was asked of it
+            self.process.kill()
+            self.process.wait()
 
     def run(
         self,
