@@ -12,7 +12,7 @@ from pathlib import Path
 import libcst as cst
 
 from ..errors import UsageError
-from . import imports, leftover, shard
+from . import configs, imports, leftover, shard
 from .draft import Draft
 from .edit import OverlapError
 from .files import python_files, worth_parsing
@@ -66,7 +66,9 @@ def run(
     covered = {s for rule in chosen((), ()) if rule.plan or rule.rewrite for s in rule.sources}
     sources = frozenset(SOURCES if source == "auto" else (source,)) & covered
     report = Report()
-    files = {path: _File(path, path.read_bytes()) for path in python_files([Path(p) for p in paths])}
+    given = [Path(p) for p in paths]
+    others = configs.suffixes()
+    files = {p: _File(p, p.read_bytes()) for p in python_files(given) if p.suffix not in others}
     contents = {path: file.data for path, file in files.items()}
     wanted = worth_parsing(contents, sources)
     report.skipped = len(files) - len(wanted)
@@ -87,6 +89,7 @@ def run(
         _guarded(draft, failures, lambda d: _finish(d, files[d.module.path], sources, report))
     for path in sorted(failures):
         report.outcomes.append(failures[path])
+    _convert(given, {rule.name for rule in active}, frozenset(SOURCES if source == "auto" else (source,)), report)
     report.outcomes.sort(key=lambda one: str(one.path))
     report.findings.sort()
     if write:
@@ -188,6 +191,21 @@ def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) 
     )  # what does not parse is a bug of ours, never a file on disk
     data = file.encode(new, draft.module.text.encoding)
     report.outcomes.append(Changed(draft.module.path, old, new, data))
+
+
+def _convert(paths: list[Path], names: set[str], sources: frozenset[str], report: Report) -> None:
+    """Convert the configuration files beside the code."""
+    active = [one for one in configs.converters() if one.name in names and sources & set(one.sources)]
+    for path in configs.config_files(paths):
+        found = configs.convert(path, path.read_bytes(), active)
+        if found is None:
+            continue
+        old, new, findings = found
+        report.findings.extend(findings)
+        if new != old:
+            report.outcomes.append(Changed(path, old, new, new.encode()))
+        elif findings:
+            report.outcomes.append(Unchanged(path))
 
 
 def _store(path: Path, data: bytes) -> None:

@@ -54,6 +54,7 @@ import libcst as cst
 from libcst import metadata
 
 from ..errors import UsageError
+from . import configs
 from . import rules as rules_folder
 from .draft import Draft
 from .plan import Line
@@ -80,7 +81,7 @@ class Rule:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules, by file name."""
+    """All rules of code and of configuration files, by name."""
     found = []
     for entry in sorted(pkgutil.iter_modules(rules_folder.__path__), key=lambda one: one.name):
         module = importlib.import_module(f"{rules_folder.__name__}.{entry.name}")
@@ -93,7 +94,9 @@ def rules() -> tuple[Rule, ...]:
                 rewrite=getattr(module, "rewrite", None),
             )
         )
-    return tuple(found)
+    for one in configs.converters():
+        found.append(Rule(one.name, one.page, one.sources, None, None))
+    return tuple(sorted(found, key=lambda rule: rule.name))
 
 
 def chosen(select: tuple[str, ...], ignore: tuple[str, ...]) -> tuple[Rule, ...]:
