@@ -145,21 +145,20 @@ def convert(
     cannot hold all of it and `allow_drop` is not given; CheckError where the output does not read back as planned (it
     is removed then).
     """
-    facts = None
-    if model is not None:
-        from .io.model import describe
-
-        facts = describe(model)
     options = Options(
         to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
         strip_prefix, tuple(rename), max_shard_size, ds_config, mesh, allow_drop, overwrite, check, workers,
-        facts, tuple(fsdp_units), use_orig_params, fsdp_param_dtype,
+        None, tuple(fsdp_units), use_orig_params, fsdp_param_dtype,
     )  # fmt: skip
     _check_options(options)
     target = Path(dst)
     if not dry_run:
         check_target(target, overwrite=overwrite, sources=(Path(src),))
-    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=facts)
+    if model is not None:
+        from .io.model import describe
+
+        options = replace(options, model=describe(model))
+    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=options.model)
     source = with_ties(source) if model is None else source
     return write_checkpoint(source, target, options, dry_run=dry_run, progress=progress)
 
