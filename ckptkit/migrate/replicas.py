@@ -96,5 +96,6 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
 
 
 def knows_only_cpu(draft: Draft) -> bool:
-    """Whether no file of the program mentions an accelerator: it trains on the CPU."""
-    return not any(_ACCELERATORS.search(module.text.masked.lower()) for module in draft.flow.program)
+    """Whether the program names the gloo backend and no accelerator in any file: it trains on the CPU."""
+    texts = [module.text.masked.lower() for module in draft.flow.program]
+    return any("gloo" in text for text in texts) and not any(_ACCELERATORS.search(text) for text in texts)

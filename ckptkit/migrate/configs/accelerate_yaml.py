@@ -28,8 +28,9 @@ convert such checkpoints with `ckptkit convert`), a `deepspeed_config_file`, and
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..grade import Grade
@@ -56,36 +57,72 @@ def claims(text: str) -> bool:
     return "distributed_type:" in text and ("fsdp_config:" in text or "deepspeed_config:" in text)
 
 
+@dataclass(slots=True)
+class _Lines:
+    """Edits of whole lines, so that everything else stays byte for byte. Keys count their lines from 0."""
+
+    lines: list[str]
+    dropped: set[int] = field(default_factory=set)
+    inserted: dict[int, list[str]] = field(default_factory=dict)  # before which line
+
+    def indent(self, at: int) -> str:
+        return re.match(r"\s*", self.lines[at]).group()  # type: ignore[union-attr]
+
+    def put(self, at: int, key: str, value: object = None) -> None:
+        """Give a line another key, and another value, if one is given; its comment stays."""
+        found = re.match(r"(\s*)[\w-]+(\s*:\s*)([^\s#]*)(.*)", self.lines[at], re.DOTALL)
+        assert found is not None
+        indent, colon, old, rest = found.groups()
+        self.lines[at] = f"{indent}{key}{colon}{old if value is None else _plain(value)}{rest}"
+
+    def insert(self, at: int, indent: str, entries: dict[str, object]) -> None:
+        """Insert entries before a line."""
+        self.inserted.setdefault(at, []).extend(f"{indent}{k}: {_plain(v)}\n" for k, v in entries.items())
+
+    def text(self) -> str:
+        out: list[str] = []
+        for index, line in enumerate([*self.lines, ""]):
+            out += self.inserted.get(index, [])
+            if index not in self.dropped:
+                out.append(line)
+        return "".join(out)
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def convert(file: ConfigFile) -> str:
     """The new text; the old one where the config is refused."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 4096
     try:
-        tree = yaml.load(file.text)
+        tree = YAML().load(file.text)
     except YAMLError as error:
         file.note(Grade.MANUAL, f"cannot be read: {' '.join(str(error).split())[:120]}")
         return file.text
     if not isinstance(tree, MutableMapping):
         return file.text
     kind = str(tree.get("distributed_type", "")).rpartition(".")[2].upper()
-    if kind == "FSDP" and tree.get("fsdp_config"):
-        changed = _from_fsdp1(file, tree)
-    elif kind == "DEEPSPEED" and tree.get("deepspeed_config"):
-        changed = _from_deepspeed(file, tree)
-    else:
-        changed = False
-    if not changed:
+    section = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config"}.get(kind, "")
+    if not section or not isinstance(tree.get(section), MutableMapping) or not tree[section]:
         return file.text
-    out = io.StringIO()
-    yaml.dump(tree, out)
-    return out.getvalue()
+    if _line(tree[section], next(iter(tree[section]))) <= _line(tree, section):
+        file.note(Grade.MANUAL, f"write {section} as a block, one key a line, and migrate again", at=section)
+        return file.text
+    edits = _Lines(file.text.splitlines(keepends=True))
+    if edits.lines and not edits.lines[-1].endswith("\n"):
+        edits.lines[-1] += "\n"
+    changed = (_from_fsdp1 if kind == "FSDP" else _from_deepspeed)(file, tree, edits)
+    return edits.text() if changed else file.text
 
 
-def _from_fsdp1(file: ConfigFile, tree: Tree) -> bool:
+def _line(tree: Tree, key: str) -> int:
+    return int(tree.lc.key(key)[0])  # type: ignore[attr-defined]
+
+
+def _from_fsdp1(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
     config: Tree = tree["fsdp_config"]
     if str(config.get("fsdp_version", 1)) == "2":
         return False
@@ -97,36 +134,45 @@ def _from_fsdp1(file: ConfigFile, tree: Tree) -> bool:
         return False
     key = "fsdp_sharding_strategy" if "fsdp_sharding_strategy" in config else "fsdp_reshard_after_forward"
     given = config.get(key, "FULL_SHARD")
-    strategy = _STRATEGIES.get(int(given), "") if str(given).isdigit() and str(given) != "" else str(given).upper()
-    if strategy == "NO_SHARD":
-        message = "NO_SHARD is DDP: set distributed_type: MULTI_GPU; FSDP2 would start to shard"
-        file.note(Grade.MANUAL, message, at=key)
-        return False
+    strategy = str(given).upper()
     if isinstance(given, bool):
         strategy = "FULL_SHARD" if given else "SHARD_GRAD_OP"
+    elif strategy.isdigit():
+        strategy = _STRATEGIES.get(int(strategy), strategy)
+    if strategy == "NO_SHARD":
+        file.note(Grade.MANUAL, "NO_SHARD is DDP: set distributed_type: MULTI_GPU; FSDP2 would start to shard", at=key)
+        return False
     if strategy not in _RESHARDS:
         file.note(Grade.MANUAL, f"the sharding strategy {given} is not known", at=key)
         return False
-    if strategy.startswith("HYBRID") and not _replicate(file, tree):
+    if strategy.startswith("HYBRID") and not _replicate(file, tree, edits):
         return False
-    _renamed(config, key, "fsdp_reshard_after_forward", _RESHARDS[strategy])
+    first = _line(config, next(iter(config)))
+    indent, reshards = edits.indent(first), _RESHARDS[strategy]
+    if "fsdp_version" in config:
+        edits.put(_line(config, "fsdp_version"), "fsdp_version", 2)
+    else:
+        edits.insert(first, indent, {"fsdp_version": 2})
+    if key in config:
+        edits.put(_line(config, key), "fsdp_reshard_after_forward", reshards)
+    else:
+        edits.insert(first, indent, {"fsdp_reshard_after_forward": reshards})
+    if key == "fsdp_sharding_strategy" and "fsdp_reshard_after_forward" in config:
+        edits.dropped.add(_line(config, "fsdp_reshard_after_forward"))
     for name in [name for name in _GONE if name in config]:
-        value = config.pop(name)
+        value = config[name]
+        edits.dropped.add(_line(config, name))
         other = name in ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy") and value != "BACKWARD_PRE"
         other = other or (name == "fsdp_forward_prefetch" and value is True)
         file.note(Grade.PERFORMANCE if other else Grade.EXACT, f"{name} has no counterpart and goes", at=name)
     if "SIZE" in str(config.get("fsdp_auto_wrap_policy", "")).upper():
         message = "accelerate counts the sizes of SIZE_BASED_WRAP otherwise under FSDP2: other groups, same numbers"
         file.note(Grade.PERFORMANCE, message, at="fsdp_auto_wrap_policy")
-    if "fsdp_version" in config:
-        config["fsdp_version"] = 2
-    else:
-        config.insert(0, "fsdp_version", 2)  # type: ignore[attr-defined]
-    file.note(Grade.EXACT, f"FSDP2; {strategy} becomes fsdp_reshard_after_forward: {_RESHARDS[strategy]}", at=key)
+    file.note(Grade.EXACT, f"FSDP2; {strategy} becomes fsdp_reshard_after_forward: {_plain(reshards)}", at=key)
     return True
 
 
-def _replicate(file: ConfigFile, tree: Tree) -> bool:
+def _replicate(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
     """Replicas for the nodes of a hybrid strategy: FSDP1 shards within a node and replicates across nodes."""
     machines, processes = tree.get("num_machines"), tree.get("num_processes")
     if not isinstance(machines, int) or not isinstance(processes, int) or machines < 1 or processes % machines:
@@ -136,12 +182,13 @@ def _replicate(file: ConfigFile, tree: Tree) -> bool:
     if machines == 1:
         file.note(Grade.EXACT, "HYBRID_SHARD on one machine is FULL_SHARD", at="HYBRID_SHARD")
         return True
-    tree["parallelism_config"] = {
-        "parallelism_config_dp_replicate_size": machines,
-        "parallelism_config_dp_shard_size": processes // machines,
-        "parallelism_config_tp_size": 1,
-        "parallelism_config_cp_size": 1,
-    }
+    if tree.get("parallelism_config"):
+        file.note(Grade.MANUAL, "HYBRID_SHARD: there is a parallelism_config already", at="parallelism_config")
+        return False
+    sizes = {"dp_replicate_size": machines, "dp_shard_size": processes // machines, "tp_size": 1, "cp_size": 1}
+    end = len(edits.lines)
+    edits.inserted.setdefault(end, []).append("parallelism_config:\n")
+    edits.insert(end, "  ", {f"parallelism_config_{name}": size for name, size in sizes.items()})
     message = (
         f"HYBRID_SHARD: {machines} replicas of {processes // machines} shards; start with --use_parallelism_config"
     )
@@ -149,21 +196,7 @@ def _replicate(file: ConfigFile, tree: Tree) -> bool:
     return True
 
 
-def _renamed(config: Tree, old: str, new: str, value: object) -> None:
-    """Put a value under a new key in the place of an old one, its comment with it."""
-    if old == new or old not in config:
-        config[new] = value
-        return
-    position = list(config).index(old)
-    comment = config.ca.items.pop(old, None)  # type: ignore[attr-defined]
-    config.pop(old)
-    config.pop(new, None)
-    config.insert(position, new, value)  # type: ignore[attr-defined]
-    if comment is not None:
-        config.ca.items[new] = comment  # type: ignore[attr-defined]
-
-
-def _from_deepspeed(file: ConfigFile, tree: Tree) -> bool:
+def _from_deepspeed(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
     config: Tree = tree["deepspeed_config"]
     reasons = []
     if config.get("deepspeed_config_file"):
@@ -180,29 +213,30 @@ def _from_deepspeed(file: ConfigFile, tree: Tree) -> bool:
     if reasons:
         return False
     offload = [str(config.get(f"offload_{part}_device", "none")) == "cpu" for part in ("optimizer", "param")]
-    new: dict[str, object] = {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": stage == 3,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_offload_params": any(offload),
-        "fsdp_state_dict_type": "FULL_STATE_DICT" if config.get("zero3_save_16bit_model") else "SHARDED_STATE_DICT",
-        "fsdp_cpu_ram_efficient_loading": bool(config.get("zero3_init_flag", False)),
-    }
-    clip, steps = config.get("gradient_clipping"), config.get("gradient_accumulation_steps", 1)
-    position = list(tree).index("deepspeed_config")
-    comment = tree.ca.items.pop("deepspeed_config", None)  # type: ignore[attr-defined]
-    tree.pop("deepspeed_config")
-    tree.insert(position, "fsdp_config", new)  # type: ignore[attr-defined]
-    if comment is not None:
-        tree.ca.items["fsdp_config"] = comment  # type: ignore[attr-defined]
-    tree["distributed_type"] = "FSDP"
+    first = _line(config, next(iter(config)))
+    edits.insert(
+        first,
+        edits.indent(first),
+        {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_offload_params": any(offload),
+            "fsdp_state_dict_type": "FULL_STATE_DICT" if config.get("zero3_save_16bit_model") else "SHARDED_STATE_DICT",
+            "fsdp_cpu_ram_efficient_loading": bool(config.get("zero3_init_flag", False)),
+        },
+    )
+    edits.dropped |= {_line(config, key) for key in config}
+    edits.put(_line(tree, "deepspeed_config"), "fsdp_config")
+    edits.put(_line(tree, "distributed_type"), "distributed_type", "FSDP")
     file.note(Grade.EXACT, f"ZeRO stage {stage} becomes FSDP2", at="deepspeed_config")
     if any(offload) and not all(offload):
         file.note(Grade.PERFORMANCE, "FSDP2 offloads parameters and optimizer or neither", at="offload_")
+    clip, steps = config.get("gradient_clipping"), config.get("gradient_accumulation_steps", 1)
     limit = 1.0 if clip is None else clip
     if limit:
         message = f"DeepSpeed clipped at {limit} by itself: the script must call accelerator.clip_grad_norm_ with it"
-        file.note(Grade.MANUAL, message, at="gradient_clipping")
+        file.note(Grade.MANUAL, message, at="deepspeed_config" if clip is None else "gradient_clipping")
     if steps not in (1, None):
         message = f"gradient_accumulation_steps: give Accelerator(gradient_accumulation_steps={steps}) in the script"
         file.note(Grade.MANUAL, message, at="gradient_accumulation_steps")

@@ -51,10 +51,11 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
     for index, line in enumerate(lines):
         events = [*makes_optimizer(draft, line), *_engine_parameters(draft, line)]
         for event in events:
-            mine = [i for i, wrap in sharded if _same_model(event, wrap)]
+            lists = {i: _gathering(draft, lines, index, wrap) for i, wrap in sharded}
+            mine = [i for i, wrap in sharded if _same_model(event, wrap) or any(at < i for at in lists[i])]
             later = [i for i in mine if i > index]
             anchor = max(later or mine, default=-1)
-            gathered = [i for i in _gathering(draft, lines, index, event) if i < anchor]
+            gathered = [at for at in lists.get(anchor, ()) if at < anchor]
             if later or gathered:
                 _move(draft, lines, [*gathered, *([index] if later else [])], anchor)
                 return

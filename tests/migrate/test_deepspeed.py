@@ -1,0 +1,189 @@
+"""DeepSpeed rules beyond their pairs: controls that fail, configs in all shapes, and what keeps its engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SCRIPTS, Runner
+from test_controls import edit, migrated_without
+from test_pairs import largest_difference
+
+SGD = '"optimizer": {"type": "SGD", "params": {"lr": 0.1}}'
+HEAD = "import argparse\nimport json\nimport deepspeed\n"
+
+
+@pytest.fixture(scope="module")
+def originals(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What the original of a pair records; run once for all controls of it."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def record(pair: str) -> dict[str, Any]:
+        if pair not in known:
+            known[pair] = runner.run(SCRIPTS / pair / "before.py", cwd=tmp_path_factory.mktemp(pair))
+        return known[pair]
+
+    return record
+
+
+CONTROLS = {
+    "no clipping": ("deepspeed_engine", "torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)", "pass"),
+    "no division": ("deepspeed_engine", "(loss / 3).backward()", "loss.backward()"),
+    "a second update above the lowest rate": ("deepspeed_engine", "self.last_epoch - 1", "self.last_epoch"),
+    "no reduction": ("deepspeed_engine", "set_requires_gradient_sync(", "set_requires_gradient_sync(0 * "),
+    "weight decay of torch's AdamW": ("deepspeed_initialize", ", weight_decay=0.0", ""),
+    "weights that are not rounded": ("deepspeed_precision", ".bfloat16().float()\n", "\n"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pair", "old", "new"), CONTROLS.values(), ids=CONTROLS)
+def test_a_missing_line_is_seen(
+    pair: str, old: str, new: str, runner: Runner, originals: Callable, tmp_path: Path
+) -> None:
+    script = tmp_path / "control.py"
+    script.write_text(edit(pair, lambda text: text.replace(old, new)))
+    assert largest_difference(originals(pair)["losses"], runner.run(script, cwd=tmp_path)["losses"]) > 1e-4
+
+
+@pytest.mark.slow
+def test_without_the_broadcast_ranks_train_a_patchwork(runner: Runner, originals: Callable, tmp_path: Path) -> None:
+    script = tmp_path / "control.py"
+    script.write_text(
+        edit("deepspeed_initialize", lambda s: s.replace("dist.broadcast(tensor.detach(), src=0)", "pass"))
+    )
+    assert largest_difference(originals("deepspeed_initialize"), runner.run(script, cwd=tmp_path)) > 1e-2
+
+
+def test_without_the_rule_of_steps_nothing_is_stepped() -> None:
+    code = migrated_without("deepspeed-engine", "deepspeed_engine")
+    assert "optimizer.step()" not in code
+
+
+SHAPES = {
+    "a dict in the call": (HEAD + f"engine, *_ = deepspeed.initialize(model=net, config={{{SGD}, MICRO}})\n", {}),
+    "config_params": (
+        HEAD + f"c = {{{SGD}, MICRO}}\nengine, *_ = deepspeed.initialize(model=net, config_params=c)\n",
+        {},
+    ),
+    "a file": (HEAD + 'engine, *_ = deepspeed.initialize(model=net, config="ds.json")\n', {"ds.json": "{JSON}"}),
+    "a file that is opened": (
+        HEAD + 'with open("conf/ds.json") as f:\n    c = json.load(f)\n'
+        "engine, *_ = deepspeed.initialize(model=net, config=c)\n",
+        {"conf/ds.json": "{JSON}"},
+    ),
+    "a default of argparse": (
+        HEAD + 'p = argparse.ArgumentParser()\np.add_argument("--deepspeed_config", default="ds.json")\n'
+        "args = p.parse_args()\nengine, *_ = deepspeed.initialize(args=args, model=net)\n",
+        {"ds.json": "{JSON}"},
+    ),
+    "a launch line": (
+        HEAD + "p = argparse.ArgumentParser()\np = deepspeed.add_config_arguments(p)\nargs = p.parse_args()\n"
+        "engine, *_ = deepspeed.initialize(args=args, model=net)\n",
+        {"ds.json": "{JSON}", "run.sh": "deepspeed train.py --deepspeed \\\n  --deepspeed_config ds.json\n"},
+    ),
+    "stores": (
+        HEAD + f'c = {{{SGD.replace("0.1", "9")}}}\nc["train_micro_batch_size_per_gpu"] = 4\n'
+        'c["optimizer"]["params"]["lr"] = 0.1\nengine, *_ = deepspeed.initialize(model=net, config=c)\n',
+        {},
+    ),
+    "the first of four": (HEAD + f"engine = deepspeed.initialize(model=net, config={{{SGD}, MICRO}})[0]\n", {}),
+    "all four returned": (
+        HEAD + f"def build():\n    return deepspeed.initialize(model=net, config={{{SGD}, MICRO}})\n\n\n"
+        "engine, optimizer, _, _ = build()\n",
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "others"), SHAPES.values(), ids=SHAPES)
+def test_configs_are_read_in_every_shape(code: str, others: dict[str, str], migrated: Callable) -> None:
+    micro = '"train_micro_batch_size_per_gpu": 4'
+    files = {n: t.replace("JSON", f"{SGD}, {micro}") for n, t in others.items()}
+    found = migrated(code.replace("MICRO", micro) + "engine.backward(loss)\nengine.step()\n", others=files)
+    left = [f for f in found.report.manual if f.rule != "launch-lines"]
+    assert not left, left
+    assert "torch.optim.SGD(" in found.text and ", lr=0.1)" in found.text
+    assert "torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)" in found.text
+    assert "deepspeed." not in found.text and "import deepspeed" not in found.text
+
+
+KEPT = {
+    "built by a function": ("config=build(args)", "the function build"),
+    "NVMe": ('config={"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}, MORE}', "nvme"),
+    "1-bit": ('config={"optimizer": {"type": "OneBitAdam", "params": {}}, MORE}', "OneBitAdam"),
+    "autotuning": ('config={"autotuning": {"enabled": true}, MORE}', "autotuning"),
+    "curriculum": ('config={"curriculum_learning": {"enabled": true}, MORE}', "curriculum"),
+    "mpu": ("mpu=mpu, config={MORE}", "model parallelism"),
+    "OneCycle": ('config={"scheduler": {"type": "OneCycle", "params": {}}, MORE}', "OneCycle"),
+    "auto": ('config={"gradient_clipping": "auto", MORE}', "auto"),
+    "a stage of the run": ('config={"zero_optimization": {"stage": args.stage}, MORE}', "run time"),
+    "a file that is not there": ('config="nowhere.json"', "nowhere.json"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), KEPT.values(), ids=KEPT)
+def test_what_has_no_counterpart_keeps_its_engine(arguments: str, reason: str, migrated: Callable) -> None:
+    given = arguments.replace("MORE", f'"train_batch_size": 4, {SGD}').replace("true", "True")
+    if "OneBitAdam" in given:
+        given = given.replace(f", {SGD}", "")
+    code = HEAD + (
+        f"def build(args):\n    return {{'train_batch_size': args.batch}}\n\n\n"
+        f"engine, *_ = deepspeed.initialize(model=net, {given})\nengine.backward(loss)\nengine.step()\n"
+    )
+    found = migrated(code)
+    assert "engine.backward(loss)\nengine.step()\n" in found.text and "deepspeed.initialize(" in found.text
+    assert any(reason in finding.message for finding in found.report.manual), found.report.manual
+
+
+def test_the_engine_of_an_object_keeps_its_names_in_the_object(migrated: Callable) -> None:
+    config = json.dumps(
+        {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4} | json.loads(f"{{{SGD}}}")
+    )
+    code = HEAD + (
+        "class Trainer:\n    def __init__(self, net):\n"
+        f"        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=net, config={config})\n\n"
+        "    def fit(self, loss):\n        self.engine.backward(loss)\n        self.engine.step()\n"
+    )
+    text = migrated(code).text
+    assert (
+        "        self.engine = net\n        self.optimizer = torch.optim.SGD(self.engine.parameters(), lr=0.1)\n"
+        in text
+    )
+    assert "        self.micro_steps += 1\n        if self.micro_steps % 4 == 0:\n" in text
+    assert "            self.optimizer.step()\n" in text
+
+
+def test_batch_sizes_are_reconciled(migrated: Callable) -> None:
+    code = HEAD + (
+        f'engine, *_ = deepspeed.initialize(model=net, config={{"train_batch_size": 64, '
+        f'"train_micro_batch_size_per_gpu": 2, {SGD}}})\nengine.backward(loss)\nengine.step()\n'
+    )
+    text = migrated(code).text
+    assert "accumulation_steps = 64 // 2 // dist.get_world_size()\n" in text
+    assert "(loss / accumulation_steps).backward()\n" in text
+
+
+def test_clipping_that_is_switched_off_stays_off(migrated: Callable) -> None:
+    code = HEAD + (
+        f'engine, *_ = deepspeed.initialize(model=net, config={{"train_batch_size": 4, '
+        f'"gradient_clipping": 0.0, {SGD}}})\n'
+        "engine.backward(loss)\nengine.step()\n"
+    )
+    assert "clip_grad_norm_" not in migrated(code).text
+
+
+NO_OPS = {
+    "another initialize": "from setup import initialize\nengine, *_ = initialize(model=net)\nengine.step()\n",
+    "a string": 'NAME = "deepspeed"\nprint(f"train with {NAME}")\n',
+    "a Trainer's argument": 'args = TrainingArguments(deepspeed="ds.json")\n',
+    "methods of other objects": "import torch\n# not deepspeed\nscaler.step(optimizer)\nloss.backward()\n",
+}
+
+
+@pytest.mark.parametrize("code", NO_OPS.values(), ids=NO_OPS)
+def test_what_is_not_an_engine_stays(code: str, untouched: Callable) -> None:
+    untouched(code)
