@@ -66,7 +66,7 @@ def check_written(
     names = {drop.what.partition(".")[0] for drop in drops}
     if "optimizer" not in names:
         found += _groups(planned, written)
-        found += optimizer_value_differences(_without_dropped(planned, drops), written)
+        found += optimizer_value_differences(_states_said(planned, drops), _states_said(written, drops))
     held_names = {key.fqn for key in written.entries} | set(written.aliases)
     found += [Difference("alias", alias, "only in a") for alias in planned.aliases if alias not in held_names]
     found += [
@@ -77,12 +77,17 @@ def check_written(
     return found
 
 
-def _without_dropped(planned: Checkpoint, drops: list[Drop]) -> Checkpoint:
+def _states_said(checkpoint: Checkpoint, drops: list[Drop]) -> Checkpoint:
+    """Without the states that were dropped, and without `None` (SGD's momentum where it has none)."""
     kept = {
-        name: {slot: value for slot, value in slots.items() if not _dropped(TensorKey(name, slot), drops)}
-        for name, slots in planned.optimizer_values.items()
+        name: {
+            slot: value
+            for slot, value in slots.items()
+            if value is not None and not _dropped(TensorKey(name, slot), drops)
+        }
+        for name, slots in checkpoint.optimizer_values.items()
     }
-    return replace(planned, optimizer_values=kept)
+    return replace(checkpoint, optimizer_values=kept)
 
 
 def of_first_ranks(planned: Tree, written: Tree) -> Tree:

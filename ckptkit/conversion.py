@@ -24,12 +24,13 @@ from .core.spec import Tensor
 from .core.transform import renamed, renaming, weights_only, with_dtype, with_weights
 from .dialects import ForFolders, Writes, dialects
 from .difference import Difference
-from .errors import CheckError, LossError, TargetError, UsageError
+from .errors import CheckError, ExistsError, LossError, SourceError, TargetError, UsageError
 from .formats import Limited, Writable, targets, writers
 from .io.move import move
 from .io.places import forget_open_files
 from .io.stage import check_target, staged
 from .opened import OpenCheckpoint
+from .opening import find_source
 from .opening import open as open_checkpoint
 from .ties import with_ties
 
@@ -325,6 +326,7 @@ def _said(container: Any, what: str, contents: Contents, options: WriteOptions) 
 
 def _write(prepared: _Prepared, target: Path, options: Options, progress: Callable[[str, int, int], None]) -> None:
     layout = prepared.plan.layout
+    _check_replaced(target)
     total, done, lock = layout.size, 0, threading.Lock()
     _check_space(target, total)
 
@@ -363,6 +365,20 @@ def _read_back(
         values=options.check == "full",
         progress=lambda done, total: progress("check", done, total),
     )
+
+
+def _check_replaced(target: Path) -> None:
+    """`--overwrite` replaces a checkpoint: a folder goes as a whole, and may hold a person's other things."""
+    if not target.is_dir() or target.is_symlink() or not any(target.iterdir()):
+        return
+    try:
+        find_source(target, "auto", "auto")
+    except SourceError as error:
+        raise ExistsError(
+            f"{target} is a folder of other things than one checkpoint",
+            why=f"--overwrite would remove all of it; {error.why}",
+            hint=f"name a target in it, {target / 'converted'} for example, or remove it yourself",
+        ) from error
 
 
 def _check_space(target: Path, size: int) -> None:

@@ -103,8 +103,9 @@ def universal_drops(source: Source, config: Config) -> list[Drop]:
                 drops += [Drop(str(TensorKey(name, slot)), reason) for name in tensors]
         for slot, value in group.shared.items():
             if slot != "step" and value is not None:
+                reason = f"{slot} has no place in a universal checkpoint"
                 drops += [
-                    Drop(f"optimizer.{name}", f"{slot} has no place in a universal checkpoint") for name in group.names
+                    Drop(str(TensorKey(name, slot)), reason) for name in group.names if slot in source.states[name]
                 ]
     return drops
 

@@ -85,6 +85,7 @@ def staged(target: Path, *, is_file: bool, overwrite: bool = False) -> Iterator[
             stage.root.mkdir()
         yield stage
         _sync_folders(stage)
+        check_target(target, overwrite=overwrite)  # another run may have written it in the meantime
         _publish(stage.root, target)
         _sync(parent)
     except OSError as error:

@@ -117,9 +117,8 @@ def test_shards_and_their_index(tmp_path: Path, capsys: Caps) -> None:
 
 def test_overwrite(tmp_path: Path, capsys: Caps) -> None:
     source, out = checkpoint(tmp_path / "a.pt"), tmp_path / "out"
-    out.mkdir()
-    (out / "precious").write_text("")
-    assert ckptkit(capsys, "convert", source, out, "--to", "full").code == 4 and (out / "precious").exists()
+    assert ckptkit(capsys, "convert", source, out, "--to", "dcp").code == 0
+    assert ckptkit(capsys, "convert", source, out, "--to", "full").code == 4 and out.is_dir()
     assert ckptkit(capsys, "convert", source, out, "--to", "full", "--overwrite").code == 0 and out.is_file()
     # What was read under this name before is not what is there now.
     torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "b.pt")
@@ -159,3 +158,13 @@ def test_extras_come_back_bit_for_bit(to: str, tmp_path: Path, capsys: Caps) -> 
         return
     assert result.code == 0, result.err
     assert ckptkit(capsys, "diff", source, out, "--model", "tests.cli.run:model").code == 0
+
+
+def test_overwrite_spares_a_folder_of_other_things(tmp_path: Path, capsys: Caps) -> None:
+    source, folder = checkpoint(tmp_path / "a.pt"), tmp_path / "models"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("keep")
+    for target in ("full", "dcp"):
+        result = ckptkit(capsys, "convert", source, folder, "--to", target, "--overwrite")
+        assert result.code == 4 and "remove all of it" in result.err
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"] and len(list(tmp_path.iterdir())) == 2

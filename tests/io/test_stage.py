@@ -165,3 +165,12 @@ def test_writing_is_synced_before_it_is_published(tmp_path: Path, monkeypatch: p
         sink.write(b"x")
         sink.close()
     assert calls[0] == "fsync" and calls[-1] == "fsync" and calls.index("rename") >= 3
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_another_run_wrote_meanwhile_is_not_replaced(tmp_path: Path, is_file: bool) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(ExistsError), staged(target, is_file=is_file) as stage:
+        stage.create("a").close()
+        target.write_bytes(b"of another run")
+    assert target.read_bytes() == b"of another run" and list(tmp_path.iterdir()) == [target]
