@@ -6,8 +6,8 @@ import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from .draft import Draft
-from .flow import CLASS, INSTANCE
 from .module import Module
+from .origin import CLASS, INSTANCE
 from .wraps import Wrap
 
 _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.modules.container.ModuleList")

@@ -9,9 +9,10 @@ import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from .edit import Dedent, Edit, Piece, Rendering, Span
-from .flow import CALL, INSTANCE, Flow, Origins
+from .flow import Flow
 from .grade import Finding, Grade
 from .module import Module
+from .origin import CALL, INSTANCE, Origins
 from .plan import Line
 from .wraps import Wrap
 

@@ -17,8 +17,9 @@ from typing import Any
 import libcst as cst
 
 from .draft import Draft
-from .flow import CALL, FUNCTION, Origin, argument_of
 from .module import Module
+from .origin import CALL, FUNCTION, Origin
+from .syntax import argument_of
 from .wraps import Value, Wrap
 
 Tree = dict[str, Any]  # nested; leaves are JSON values or Values

@@ -12,9 +12,9 @@ import libcst as cst
 
 from .draft import Draft
 from .ds_config import Tree, Unknown, entry, read_config
-from .flow import is_store
 from .plan import Line
 from .rule import spell
+from .syntax import is_store
 from .wraps import Value, Wrap
 
 # Methods and attributes of an engine whose counterpart needs the optimizer, the scheduler or a counter.

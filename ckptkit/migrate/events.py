@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import libcst as cst
 
 from .draft import Draft
-from .flow import CLASS, FUNCTION, argument_of
 from .module import Module
+from .origin import CLASS, FUNCTION
+from .syntax import argument_of
 
 Test = Callable[[Draft, Module, cst.Call], bool]
 _DEPTH = 4

@@ -14,52 +14,12 @@ import libcst as cst
 from libcst import metadata
 from libcst.helpers import get_full_name_for_node
 
+from .containers import items, subscript, unpacked
 from .module import Module
 from .names import PASS_CALLS, PASS_METHODS, canonical
+from .origin import CALL, CLASS, FUNCTION, INSTANCE, LITERAL, LITERALS, NAME, NOTHING, Origin, Origins
 from .program import Program
-
-CALL, NAME, CLASS, FUNCTION, LITERAL, INSTANCE = "call", "name", "class", "function", "literal", "instance"
-_LITERALS = (
-    cst.Integer,
-    cst.Float,
-    cst.SimpleString,
-    cst.ConcatenatedString,
-    cst.FormattedString,
-    cst.Dict,
-    cst.List,
-    cst.Set,
-    cst.Tuple,
-    cst.Lambda,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a value was made.
-
-    kind `call`: a call of the API `name` (`name[0]` for the first value unpacked from it); `instance`: a call of a
-    class of the program; `name`: a reference to the API `name`; `class`/`function`: a definition in the program;
-    `literal`: a constant, container or lambda.
-    """
-
-    module: Module
-    node: cst.CSTNode
-    kind: str
-    name: str = ""
-
-    def __hash__(self) -> int:
-        return hash((id(self.node), self.kind, self.name))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin) and (self.node is other.node, self.kind, self.name) == (
-            True,
-            other.kind,
-            other.name,
-        )
-
-
-Origins = frozenset[Origin]
-NOTHING: Origins = frozenset()
+from .syntax import argument_of, assigned_names, effect, is_store, returns, surely_ran
 
 
 @dataclass(slots=True)
@@ -162,8 +122,8 @@ class Flow:
         if isinstance(node, cst.Await):
             return self.origins(module, node.expression)
         if isinstance(node, cst.Subscript):
-            return self._subscript(module, node)
-        if isinstance(node, _LITERALS):
+            return subscript(self, module, node)
+        if isinstance(node, LITERALS):
             return frozenset((Origin(module, node, LITERAL),))
         if isinstance(node, cst.FunctionDef):
             return frozenset((Origin(module, node, FUNCTION, node.name.value),))
@@ -216,15 +176,15 @@ class Flow:
             (local if same and not is_parameter else rest).append((assignment, node))
         use_at = module.span(use).start
         loops = module.loops(use)
-        ordered = sorted(((_effect(module, node), a, node) for a, node in local), key=lambda one: -one[0])
+        ordered = sorted(((effect(module, node), a, node) for a, node in local), key=lambda one: -one[0])
         found: list[metadata.BaseAssignment] = []
-        for effect, assignment, node in ordered:
-            if effect > use_at:
+        for holds_from, assignment, node in ordered:
+            if holds_from > use_at:
                 if any(module.within(node, loop) for loop in loops):
                     found.append(assignment)
                 continue
             found.append(assignment)
-            if _surely_ran(module, node, use):
+            if surely_ran(module, node, use):
                 return found
         return [*found, *(a for a, _ in rest)]
 
@@ -268,80 +228,18 @@ class Flow:
             elif isinstance(holder, cst.AssignTarget):
                 statement = module.parent(holder)
                 value = statement.value  # type: ignore[union-attr]
-                return self._unpacked(module, value, path)
+                return unpacked(self, module, value, path)
             elif isinstance(holder, (cst.AnnAssign, cst.NamedExpr)):
-                return self._unpacked(module, holder.value, path) if holder.value is not None else NOTHING
+                return unpacked(self, module, holder.value, path) if holder.value is not None else NOTHING
             elif isinstance(holder, cst.AsName):
                 item = module.parent(holder)
                 return self.origins(module, item.item) if isinstance(item, cst.WithItem) else NOTHING
             elif isinstance(holder, (cst.CompFor, cst.For)):
-                return self._items(module, holder.iter) if holder.target is at and not path else NOTHING
+                return items(self, module, holder.iter) if holder.target is at and not path else NOTHING
             elif isinstance(holder, cst.BaseStatement):
                 return NOTHING
             at = holder
         return NOTHING
-
-    def _items(self, module: Module, iterable: cst.BaseExpression) -> Origins:
-        """Origins of the items of a literal tuple or list."""
-        found: Origins = NOTHING
-        for origin in self.origins(module, iterable):
-            if isinstance(origin.node, (cst.Tuple, cst.List)):
-                for element in origin.node.elements:
-                    found |= self.origins(origin.module, element.value)
-        return found
-
-    def _unpacked(self, module: Module, value: cst.CSTNode, path: list[int]) -> Origins:
-        found = self.origins(module, value)
-        for index in path:
-            found = self._item(found, index)
-        return found
-
-    def _item(self, origins: Origins, index: int) -> Origins:
-        found: Origins = NOTHING
-        for origin in origins:
-            node = origin.node
-            if isinstance(node, (cst.Tuple, cst.List)):
-                if -len(node.elements) <= index < len(node.elements):
-                    found |= self.origins(origin.module, node.elements[index].value)
-            elif origin.kind == CALL:
-                found |= {Origin(origin.module, node, CALL, f"{origin.name}[{index}]")}
-        return found
-
-    def _subscript(self, module: Module, node: cst.Subscript) -> Origins:
-        base = self.origins(module, node.value)
-        if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
-            return NOTHING
-        index = node.slice[0].slice.value
-        if isinstance(index, cst.Integer):
-            return self._item(base, int(index.value, 0))
-        if isinstance(index, cst.SimpleString):
-            return self._entry(base, index.evaluated_value)
-        return self._any_item(base)
-
-    def _any_item(self, origins: Origins) -> Origins:
-        """Origins of all that a literal container holds, for a key that only the run knows."""
-        found: Origins = NOTHING
-        for origin in origins:
-            node = origin.node
-            if isinstance(node, cst.Dict):
-                values = [e.value for e in node.elements if isinstance(e, cst.DictElement)]
-            elif isinstance(node, (cst.Tuple, cst.List)):
-                values = [e.value for e in node.elements]
-            else:
-                continue
-            for value in values:
-                found |= self.origins(origin.module, value)
-        return found
-
-    def _entry(self, origins: Origins, key: str | bytes) -> Origins:
-        found: Origins = NOTHING
-        for origin in origins:
-            if isinstance(origin.node, cst.Dict):
-                for element in origin.node.elements:
-                    known = isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString)
-                    if known and element.key.evaluated_value == key:  # type: ignore[attr-defined]
-                        found |= self.origins(origin.module, element.value)
-        return found
 
     def _parameter(self, module: Module, param: cst.Param) -> Origins:
         function = module.function(param)
@@ -499,81 +397,3 @@ class Flow:
                         self._calls_by_name.setdefault(last.value, []).append((module, call))
             self._indexed = len(modules)
         return self._calls_by_name.get(name, [])
-
-
-def returns(module: Module, function: cst.FunctionDef) -> list[cst.Return]:
-    """The return statements of a function, without those of functions inside it."""
-    return [r for r in module.every(cst.Return) if module.function(r) is function]
-
-
-def argument_of(call: cst.Call, positional: list[str], name: str) -> cst.BaseExpression | None:
-    """The argument that a call gives for a parameter, by keyword or position; None when it gives none."""
-    for argument in call.args:
-        if argument.keyword is not None and argument.keyword.value == name:
-            return argument.value
-    if name not in positional:
-        return None
-    index = positional.index(name)
-    leading = []
-    for argument in call.args:
-        if argument.keyword is not None or argument.star:
-            break
-        leading.append(argument)
-    return leading[index].value if index < len(leading) else None
-
-
-def assigned_names(statement: cst.CSTNode) -> list[cst.BaseExpression]:
-    """The targets of an assignment statement, tuples taken apart."""
-    if isinstance(statement, cst.Assign):
-        targets: list[cst.BaseExpression] = [target.target for target in statement.targets]
-    elif isinstance(statement, (cst.AnnAssign, cst.AugAssign)):
-        targets = [statement.target]
-    else:
-        return []
-    flat: list[cst.BaseExpression] = []
-    while targets:
-        target = targets.pop(0)
-        if isinstance(target, (cst.Tuple, cst.List)):
-            targets = [element.value for element in target.elements] + targets
-        else:
-            flat.append(target)
-    return flat
-
-
-def is_store(module: Module, node: cst.CSTNode) -> bool:
-    """Whether an expression is assigned to."""
-    at = node
-    for holder in module.ancestors(node):
-        if isinstance(holder, cst.AssignTarget):
-            return True
-        if isinstance(holder, (cst.AnnAssign, cst.AugAssign)):
-            return holder.target is at
-        if not isinstance(holder, (cst.Element, cst.Tuple, cst.List)):
-            return False
-        at = holder
-    return False
-
-
-def _effect(module: Module, node: cst.CSTNode) -> int:
-    """Offset from which on an assignment holds: behind its statement, or in the body of a loop or with."""
-    if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-        return module.span(node).start
-    kinds = (cst.BaseSmallStatement, cst.BaseCompoundStatement, cst.NamedExpr)
-    holder = next((a for a in module.ancestors(node) if isinstance(a, kinds)), None)
-    if isinstance(holder, (cst.BaseSmallStatement, cst.NamedExpr)):
-        return module.span(holder).stop
-    return module.span(node).stop
-
-
-def _surely_ran(module: Module, node: cst.CSTNode, use: cst.CSTNode) -> bool:
-    """Whether an assignment above a use ran on every way to it: its block holds the use (a `with` is no branch)."""
-    try:
-        line = node if isinstance(node, (cst.FunctionDef, cst.ClassDef)) else module.line(node)
-    except LookupError:
-        return False
-    block = module.parent(line)
-    while isinstance(block, cst.IndentedBlock) and isinstance(module.parent(block), cst.With):
-        if module.within(use, block):
-            return True
-        block = module.parent(module.parent(block))  # type: ignore[arg-type]
-    return block is not None and module.within(use, block)

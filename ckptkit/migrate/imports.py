@@ -10,9 +10,9 @@ from libcst.helpers import get_full_name_for_node
 
 from .draft import Draft
 from .edit import Edit, Rendering, Span
-from .flow import CALL, LITERAL, NAME
 from .module import Module
 from .names import OWNERS
+from .origin import CALL, LITERAL, NAME
 
 
 def sweep(draft: Draft, sources: frozenset[str]) -> None:

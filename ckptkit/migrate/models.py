@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from .draft import Draft
-from .flow import CALL, INSTANCE, Origin
+from .origin import CALL, INSTANCE, Origin
 from .plan import Line
 from .rule import spell
 from .wraps import Value, Wrap

@@ -9,7 +9,7 @@ import re
 import libcst as cst
 
 from .draft import Draft
-from .flow import CALL
+from .origin import CALL
 from .wraps import Wrap
 
 _ACCELERATORS = re.compile(r"cuda|nccl|xpu|npu|hpu|accelerator|mps")

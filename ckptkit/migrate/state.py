@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import libcst as cst
 
 from .draft import Draft
-from .flow import CALL, LITERAL, argument_of
 from .names import FSDP
+from .origin import CALL, LITERAL
+from .syntax import argument_of
 
 TYPES = "torch.distributed.fsdp.StateDictType."
 CONTEXT = FSDP + ".state_dict_type"

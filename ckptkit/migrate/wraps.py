@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from .flow import CALL, NAME, Flow, argument_of
+from .flow import Flow
 from .module import Module
 from .names import FSDP, WRAPPERS
+from .origin import CALL, NAME
 from .plan import ShardPlan
+from .syntax import argument_of
 
 WRAP = "torch.distributed.fsdp.wrap"
 ENABLE_WRAP = "torch.distributed.fsdp.enable_wrap"

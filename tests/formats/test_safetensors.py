@@ -97,7 +97,7 @@ def test_what_the_format_cannot_hold_is_named(tmp_path: Path) -> None:
 
 def test_one_file_stays_one_file(tmp_path: Path) -> None:
     source, out = checkpoint(tmp_path / "a.pt"), tmp_path / "m.safetensors"
-    with pytest.raises(UsageError, match="one .safetensors file"):
+    with pytest.raises(UsageError, match=r"one .safetensors file"):
         ckptkit.convert(source, out, to="safetensors", weights_only=True, max_shard_size=64)
     assert not out.exists()
 

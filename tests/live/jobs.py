@@ -28,7 +28,9 @@ def resume(
     return [run.step().loss for _ in range(steps)]
 
 
-def train_and_save(target: str, strategy: str, options: dict[str, Any], steps: int, **save: Any) -> list[float]:
+def train_and_save(
+    target: str, strategy: str, options: dict[str, Any], steps: int, save: dict[str, Any]
+) -> list[float]:
     """Collective. Train, save with ckptkit, train on: the losses after the save."""
     run: Any = get_strategy(strategy).build(Workload(), Options(**options))
     for _ in range(steps):

@@ -28,7 +28,7 @@ def test_a_saved_run_goes_on_in_another_strategy(strategy: str, pool: Any, tmp_p
         target = tmp_path / name
         wanted = pool.run(
             "tests.live.jobs:train_and_save", world_size=size, target=str(target), strategy=strategy, options={},
-            steps=STEPS, **options,
+            steps=STEPS, save=options,
         )[0]  # fmt: skip
         other = "zero2" if strategy.startswith("fsdp") else "fsdp2"
         cell = {"source": str(target), "factory": DEFAULT_MODEL, "options": {}, "workload": {}}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
+from ..syntax import argument_of
 
 SOURCES = ("fsdp1", "deepspeed")
 _CALLS = {

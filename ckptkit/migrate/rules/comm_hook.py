@@ -23,8 +23,8 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
 from ..grade import Grade
+from ..syntax import argument_of
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")

@@ -20,8 +20,8 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import is_store
 from ..grade import Grade
+from ..syntax import is_store
 
 SOURCES = ("ddp",)
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import CALL, argument_of
 from ..grade import Grade
+from ..origin import CALL
 from ..plan import Line
 from ..rule import spell
+from ..syntax import argument_of
 from ..wraps import Value, Wrap
 
 SOURCES = ("ddp",)

@@ -31,11 +31,11 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
 from ..gather import gather
 from ..grade import Grade
 from ..replicas import model_near, steps_replicas
 from ..state import STATE, options, rank_guard
+from ..syntax import argument_of
 
 SOURCES = ("ddp",)
 

@@ -28,9 +28,9 @@ import libcst as cst
 
 from ..draft import Draft
 from ..ds_setup import Setup, local_device, setup_at
-from ..flow import is_store
 from ..grade import Grade
 from ..plan import Line
+from ..syntax import is_store
 
 SOURCES = ("deepspeed",)
 

@@ -28,10 +28,10 @@ import libcst as cst
 
 from ..draft import Draft
 from ..ds_setup import Setup, setup_at
-from ..flow import argument_of
 from ..grade import Grade
 from ..plan import Line
 from ..state import STATE
+from ..syntax import argument_of
 
 SOURCES = ("deepspeed",)
 

@@ -33,9 +33,9 @@ import libcst as cst
 
 from ..draft import Draft
 from ..ds_setup import Setup, setup_at
-from ..flow import argument_of
 from ..grade import Grade
 from ..plan import Line
+from ..syntax import argument_of
 
 SOURCES = ("deepspeed",)
 

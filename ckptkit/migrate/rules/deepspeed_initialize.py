@@ -35,8 +35,8 @@ from ..draft import Draft
 from ..ds_config import Unknown, entry
 from ..ds_setup import Setup, local_device, setup_of, spelled
 from ..edit import Piece
-from ..flow import CALL
 from ..grade import Grade
+from ..origin import CALL
 from ..plan import Line, Order
 from ..schedules import scheduler_lines
 from ..shard import sharded

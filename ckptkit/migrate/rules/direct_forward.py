@@ -24,8 +24,8 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import INSTANCE
 from ..grade import Grade
+from ..origin import INSTANCE
 from ..plan import MODEL, Order
 from ..wraps import Wrap
 

@@ -39,11 +39,12 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import CALL, LITERAL, NAME, Origin, argument_of
 from ..grade import Grade
 from ..models import may_have_batch_norm, may_have_buffers
+from ..origin import CALL, LITERAL, NAME, Origin
 from ..plan import MODEL, UNIT, Line, Order, Unit
 from ..rule import spell
+from ..syntax import argument_of
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)

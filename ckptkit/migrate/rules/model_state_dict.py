@@ -32,7 +32,6 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
 from ..gather import report_guarded_callers
 from ..grade import Grade
 from ..replicas import replicated
@@ -50,6 +49,7 @@ from ..state import (
     read,
     settings,
 )
+from ..syntax import argument_of
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")

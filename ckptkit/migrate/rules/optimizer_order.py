@@ -31,9 +31,9 @@ import libcst as cst
 
 from ..draft import Draft
 from ..events import Event, makes_optimizer, shards
-from ..flow import assigned_names
 from ..grade import Grade
 from ..plan import Order
+from ..syntax import assigned_names
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 

@@ -30,10 +30,11 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import CALL, argument_of
 from ..grade import Grade
 from ..names import FSDP
+from ..origin import CALL
 from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options, rank_guard
+from ..syntax import argument_of
 
 SOURCES = ("fsdp1",)
 _GET = {

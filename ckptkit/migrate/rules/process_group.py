@@ -23,10 +23,11 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import CALL, argument_of
 from ..grade import Grade
 from ..models import device_type
+from ..origin import CALL
 from ..rule import spell
+from ..syntax import argument_of
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)

@@ -35,9 +35,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import NAME
 from ..grade import Grade
 from ..models import device_kind, device_type
+from ..origin import NAME
 from ..plan import Line, Order
 from ..rule import spell
 from ..shard import negated

@@ -27,9 +27,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
 from ..grade import Grade
 from ..names import FSDP
+from ..syntax import argument_of
 
 SOURCES = ("fsdp1",)
 _PARAMETERS = ["module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads"]

@@ -26,9 +26,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import argument_of
 from ..grade import Grade
 from ..names import FSDP
+from ..syntax import argument_of
 from ..uses import is_annotation, is_check
 
 SOURCES = ("fsdp1",)

@@ -39,10 +39,11 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import CALL, FUNCTION, LITERAL, NAME, Origin, argument_of
 from ..grade import Grade
+from ..origin import CALL, FUNCTION, LITERAL, NAME, Origin
 from ..plan import UNIT, Line, Unit
 from ..rule import spell
+from ..syntax import argument_of
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)

@@ -22,8 +22,8 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..flow import is_store
 from ..grade import Grade
+from ..syntax import is_store
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 _INNER = ("module", "_fsdp_wrapped_module")
