@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,12 @@ def assemble(state: State, hints: Hints | None = None) -> Assembled:
 
 def _strip(name: str, prefix: str) -> str:
     return clean(name).removeprefix(prefix)
+
+
+def _as_in_model(names: Iterable[str], weights: Mapping[str, Tensor], prefix: str) -> list[str]:
+    """Names from beside the model: with the wrapper's prefix, or without (`module.` may be a module of the model)."""
+    cleaned = [clean(name) for name in names]
+    return cleaned if set(cleaned) <= set(weights) else [name.removeprefix(prefix) for name in cleaned]
 
 
 def _renamed(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -157,7 +163,8 @@ def _named_optimizer(
                 faults=[f"id {key}" for key in homeless[:20]],
             )
     else:
-        names = {key: _strip(str(key), prefix) for key in [*keys, *raw_state]}
+        said = dict.fromkeys([*keys, *raw_state])
+        names = dict(zip(said, _as_in_model(map(str, said), weights, prefix), strict=True))
         names = {key: aliases.get(name, name) for key, name in names.items()}
     strangers = sorted({name for name in names.values() if name not in weights})
     if strangers:
@@ -188,7 +195,7 @@ def _names_of_ids(
     ids = [list(group["params"]) for group in groups]
     if ids and all(len(group.get("param_names", ())) == len(group["params"]) for group in groups):
         # torch >= 2.6 notes the names where the optimizer was made from named_parameters().
-        said = [_strip(str(name), prefix) for group in groups for name in group["param_names"]]
+        said = _as_in_model((str(name) for group in groups for name in group["param_names"]), weights, prefix)
         if set(said) <= set(weights):
             return named_ids(ids, said)
     shapes = {
@@ -197,7 +204,7 @@ def _names_of_ids(
         if (shape := shape_of_state({slot: v.spec.shape for slot, v in slots.items() if isinstance(v, Tensor)}))
     }
     if hints.param_names is not None:
-        names = [_strip(name, prefix) for name in hints.param_names]
+        names = _as_in_model(hints.param_names, weights, prefix)
         if len(names) == sum(map(len, ids)):
             return _checked(named_ids(ids, names), shapes, weights)
         return match_ids(ids, shapes, {name: weights[name].spec.shape for name in names if name in weights})

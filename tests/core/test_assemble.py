@@ -232,3 +232,17 @@ def test_tensors_in_lists_of_an_optimizer_state_come_back() -> None:
     assert back is not None
     first, nothing, nested = back["state"]["x.a"]["GG"]
     assert first.spec.shape == (4, 4) and nothing is None and nested["inverse"].spec.shape == (2,)
+
+
+@pytest.mark.parametrize("beside", ["", "module."])
+def test_a_module_that_is_called_module_under_ddp(beside: str) -> None:
+    """Names beside the model's come with DDP's prefix or without it; the module's own name is no prefix."""
+    model = {"module.module.w": tensor(2), "module.step": tensor(2)}
+    names = [f"{beside}{name}" for name in ("module.w", "step")]
+    groups = [{"lr": 0.1, "params": [0, 1]}]
+    by_id = {"state": {0: adam(2), 1: adam(2)}, "param_groups": groups}
+    by_name = {"state": {name: adam(2) for name in names}, "param_groups": [{"lr": 0.1, "params": names}]}
+    noted = {"state": by_id["state"], "param_groups": [{**groups[0], "param_names": names}]}
+    for optimizer, hints in ((by_id, Hints(tuple(names))), (by_name, None), (noted, None)):
+        out = assemble(State(model, optimizer), hints)
+        assert [group["params"] for group in out.param_groups] == [["module.w", "step"]]
