@@ -49,7 +49,7 @@ def assemble(state: State, hints: Hints | None = None) -> Assembled:
     """
     hints = hints or Hints()
     out = Assembled(drops=list(state.drops), warnings=list(state.warnings))
-    prefix = common_prefix(clean(name) for name in state.model)
+    prefix = _prefix([clean(name) for name in state.model], hints)
     renamed = _renamed(state.model, prefix)
     model = {name: value for name, value in renamed.items() if isinstance(value, Tensor)}
     extra_state = {name: value for name, value in renamed.items() if not isinstance(value, Tensor)}
@@ -65,6 +65,17 @@ def assemble(state: State, hints: Hints | None = None) -> Assembled:
     out.extras = {name: _extra(out, name, tree) for name, tree in extras.items()}
     out.extras = {name: tree for name, tree in out.extras.items() if tree is not _GONE}
     return out
+
+
+def _prefix(names: Sequence[str], hints: Hints) -> str:
+    """The wrappers' prefix that all names carry; a known model says how much of it is its own (`self.module = ...`)."""
+    prefix = common_prefix(names)
+    while hints.model is not None and prefix:
+        if any(name.removeprefix(prefix) in hints.model.parameters for name in names):
+            break
+        prefix = prefix.rpartition(".")[0].rpartition(".")[0]
+        prefix += "." if prefix else ""
+    return prefix
 
 
 def _strip(name: str, prefix: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import UsageError
 from .checkpoint import Checkpoint, Drop
@@ -13,8 +13,10 @@ from .dtype import is_float
 from .spec import Tensor, TensorKey
 from .tree import TensorRef, mapped
 
+_C = TypeVar("_C", bound=Checkpoint)
 
-def renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
+
+def renamed(checkpoint: _C, rename: Callable[[str], str]) -> _C:
     """The same checkpoint with every fully qualified name changed, in groups and aliases too.
 
     Raises UsageError where two names become one, or one becomes empty.

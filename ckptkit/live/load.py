@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.fqn import common_prefix
 from ..core.gather import Arena, gather
 from ..core.spec import Tensor, TensorKey
-from ..core.transform import same_value
+from ..core.transform import renamed, same_value
 from ..errors import LossError, SourceError
 from ..io.move import dtype_name, move
 from ..opened import OpenCheckpoint, read_tensor
@@ -64,6 +65,7 @@ def load(
         else open_checkpoint(path, format, dialect, param_names=param_names, model=factory)
     )
     live = adapt(model, optimizer)
+    checkpoint = _with_prefix(checkpoint, live)
     _check(checkpoint, live, strict)
     loader = _Loader(checkpoint)
     with torch.no_grad():
@@ -104,6 +106,16 @@ def _check(checkpoint: OpenCheckpoint, live: Live, strict: bool) -> None:
             hint="convert --rename brings names together; strict=False leaves names alone that only one side has",
             faults=faults[:40],
         )
+
+
+def _with_prefix(checkpoint: OpenCheckpoint, live: Live) -> OpenCheckpoint:
+    """A model all of whose names begin with `module.` is taken for a wrapped one in a file; this one knows better."""
+    names = {share.fqn for holder in live.values for share in holder.shares}
+    prefix = common_prefix(names)
+    stored = {key.fqn for key in checkpoint.entries if key.slot == "value"}
+    if prefix and not names & stored and {prefix + name for name in stored} & names:
+        return renamed(checkpoint, lambda name: prefix + name)
+    return checkpoint
 
 
 class _Loader:

@@ -246,3 +246,11 @@ def test_a_module_that_is_called_module_under_ddp(beside: str) -> None:
     for optimizer, hints in ((by_id, Hints(tuple(names))), (by_name, None), (noted, None)):
         out = assemble(State(model, optimizer), hints)
         assert [group["params"] for group in out.param_groups] == [["module.w", "step"]]
+
+
+def test_a_model_says_which_prefix_is_its_own() -> None:
+    own, plain = ModelFacts({"module.w": (2,)}, {}, {}), ModelFacts({"w": (2,)}, {}, {})
+    cases = [("module.w", own, "module.w"), ("module.module.w", own, "module.w")]
+    for name, facts, found in [*cases, ("module.w", None, "w"), ("module.w", plain, "w")]:
+        out = assemble(State({name: tensor(2)}), Hints(model=facts))
+        assert [key.fqn for key in out.entries] == [found]

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import ckptkit
 
 from ..resume.matrix import SOURCES, STEPS, expected, worst
 from ..truth import truth_of
@@ -84,3 +87,11 @@ def test_errors_name_every_fault(pool: Any, fixture_dir: Callable[[str], Path]) 
     assert any("is not in the checkpoint" in fault for fault in first["other model"][1])
     assert any("the model has [3, 5], the checkpoint" in fault for fault in first["other model"][1])
     assert first["optimizer of another model"][0] == "UsageError"
+
+
+def test_a_model_whose_only_child_is_called_module(tmp_path: Path) -> None:
+    """Its names look like those of a DDP wrapper, which a file does not tell apart; the model does."""
+    saved, fresh = (torch.nn.ModuleDict({"module": torch.nn.Linear(3, 2)}) for _ in range(2))
+    torch.save({"model": saved.state_dict()}, tmp_path / "a.pt")
+    ckptkit.load(tmp_path / "a.pt", fresh)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in fresh.state_dict().items())
