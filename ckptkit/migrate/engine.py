@@ -12,7 +12,7 @@ from pathlib import Path
 import libcst as cst
 
 from ..errors import UsageError
-from . import configs, imports, leftover, shard
+from . import configs, imports, leftover, shard, stale
 from .draft import Draft
 from .edit import OverlapError
 from .files import python_files, worth_parsing
@@ -175,6 +175,7 @@ def _rewrite(draft: Draft, active: tuple[Rule, ...]) -> None:
 def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) -> None:
     draft.rule = "imports"
     imports.sweep(draft, sources)
+    stale.report(draft)
     draft.rule = "leftover"
     leftover.report(draft, sources)
     draft.rule = "imports"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ _OPTIMIZERS = (
     "lion_pytorch.",
     "deepspeed.ops.",
 )
+_BUILDERS = re.compile(r"_*(?:configure|create|build|get|make|init|setup|set_up)_optim(?:izer)?s?$", re.IGNORECASE)
 _NO_OPTIMIZERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 
 
@@ -36,7 +38,7 @@ def makes_optimizer(draft: Draft, line: cst.CSTNode) -> list[Event]:
     """The optimizers that running a line makes, with the models whose parameters they take."""
     found = []
     for call in _calls(draft.module, line):
-        models = _models(draft, draft.module, call, _is_optimizer, _DEPTH)
+        models = _models(draft, draft.module, call, is_optimizer, _DEPTH)
         # Where the called function shards too, the order is that function's own matter.
         if models and _models(draft, draft.module, call, _is_wrap, _DEPTH) is None:
             found.append(Event(frozenset(models)))
@@ -120,7 +122,8 @@ def _subjects(draft: Draft, module: Module, call: cst.Call) -> set[str]:
         return names
     # `x` of each `x.parameters()` in the call, or in what its arguments are made of in the same function.
     function = module.function(call)
-    names = {module.code(node) for a in call.args for node in module.inside(a, cst.Name, cst.Attribute)}
+    holder = {module.code(call.func.value)} if isinstance(call.func, cst.Attribute) else set()
+    names = holder | {module.code(node) for a in call.args for node in module.inside(a, cst.Name, cst.Attribute)}
     for inner in module.every(cst.Call):
         func = inner.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in ("parameters", "named_parameters", "modules"):
@@ -140,8 +143,13 @@ def _calls(module: Module, line: cst.CSTNode) -> Iterator[cst.Call]:
             yield call
 
 
-def _is_optimizer(draft: Draft, module: Module, call: cst.Call) -> bool:
-    for origin in draft.flow.origins(module, call.func):
+def is_optimizer(draft: Draft, module: Module, call: cst.Call) -> bool:
+    """Whether a call makes an optimizer: a class of torch or the program, or a builder out of sight, by its name."""
+    origins = draft.flow.origins(module, call.func)
+    last = call.func.attr if isinstance(call.func, cst.Attribute) else call.func
+    if not origins and isinstance(last, cst.Name) and _BUILDERS.match(last.value):
+        return True
+    for origin in origins:
         if origin.name.startswith(_OPTIMIZERS) and not origin.name.startswith(_NO_OPTIMIZERS):
             return origin.name.rpartition(".")[2][:1].isupper()
         if origin.kind == CLASS and isinstance(origin.node, cst.ClassDef):

@@ -7,7 +7,7 @@ import libcst as cst
 from .draft import Draft
 from .grade import Grade
 from .plan import Line
-from .state import rank_guard
+from .state import is_rank_test, rank_guard
 
 
 def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
@@ -27,9 +27,21 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     else:
         name = draft.fresh(name, f"full_{name}")
         draft.replace(call, name)
-    draft.before(guard, (f"{name} = ", *pieces))
+    draft.before(guard, *before_guard(draft, guard, (f"{name} = ", *pieces)))
     draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before the rank guard")
     report_guarded_callers(draft, call)
+
+
+def before_guard(draft: Draft, guard: cst.If, line: Line) -> list[Line]:
+    """A line that all ranks run before a rank guard: under what else the guard asks for (`step % 100 == 0 and ...`)."""
+    parts = [guard.test]
+    while isinstance(parts[0], cst.BooleanOperation) and isinstance(parts[0].operator, cst.And) and not parts[0].lpar:
+        parts = [parts[0].left, parts[0].right, *parts[1:]]
+    rest = [part for part in parts if not is_rank_test(draft.code(part))]
+    if not rest or len(rest) == len(parts):
+        return [line]
+    test = " and ".join(f"({draft.code(part)})" if part.lpar else draft.code(part) for part in rest)
+    return [(f"if {test}:",), (draft.module.step(), *line)]
 
 
 def report_guarded_callers(draft: Draft, node: cst.CSTNode) -> None:

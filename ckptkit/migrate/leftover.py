@@ -18,6 +18,7 @@ from __future__ import annotations
 import libcst as cst
 
 from .draft import Draft
+from .grade import Grade
 from .names import OWNERS
 
 RULE = "leftover"
@@ -42,6 +43,7 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
     rendering.whole()
     module = draft.module
     refused = [module.span(w.call) for w in draft.wraps if w.plan.refused]
+    kept = any(w.source == "deepspeed" and w.plan.refused for w in draft.all_wraps)
     said: set[tuple[int, str]] = set()
     for statement in module.every(cst.ImportFrom):
         base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
@@ -70,9 +72,11 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
         if key in said or key[0] in draft.left:
             continue  # a rule has already left this statement to a person
         said.add(key)
-        draft.todo(
-            node, f"{'.'.join(name.split('.')[-2:])} has no rule for this use; see ckptkit explain leftover", RULE
-        )
+        short = ".".join(name.split(".")[-2:])
+        if kept and OWNERS["deepspeed"](name):
+            draft.note(node, Grade.MANUAL, f"{short} stays, because the engine stays", RULE)
+            continue
+        draft.todo(node, f"{short} has no rule for this use; see ckptkit explain leftover", RULE)
 
 
 def _owned(draft: Draft, node: cst.CSTNode, sources: frozenset[str]) -> str:

@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import libcst as cst
@@ -21,6 +22,7 @@ _RANK_WORDS = tuple(
     "rank==0 rank()==0 rank<1 notrank 0==rank is_main is_master master_process main_process is_rank_0 is_rank0 "
     "rank_zero rank0 is_primary is_chief is_global_zero".split()
 )
+_RANK_OF_NODE = re.compile(r"rank%[\w.()]+==0")
 _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_dict_config"]
 
 
@@ -202,4 +204,4 @@ def is_rank_test(text: str) -> bool:
     squeezed = text.replace(" ", "").lower()
     if squeezed.startswith("not"):
         return squeezed.removesuffix("()").endswith("rank")
-    return any(word in squeezed for word in _RANK_WORDS)
+    return any(word in squeezed for word in _RANK_WORDS) or bool(_RANK_OF_NODE.search(squeezed))

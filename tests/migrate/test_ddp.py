@@ -153,3 +153,44 @@ def test_lists_of_parameters_move_with_their_optimizer(migrated: Callable) -> No
     text = migrated(code).text
     order = [text.index(part) for part in ("fully_shard(net)", "decay = ", "rest.append(p)", "optimizer = ")]
     assert order == sorted(order)
+
+
+def test_two_models_move_two_optimizers(migrated: Callable) -> None:
+    code = IMPORT + (
+        "one = torch.optim.SGD(a.parameters(), lr=0.1)\ntwo = torch.optim.SGD(b.parameters(), lr=0.1)\n"
+        "a = DDP(a)\nb = DDP(b)\n"
+    )
+    text = migrated(code).text
+    assert text.index("fully_shard(a)") < text.index("one = ") and text.index("fully_shard(b)") < text.index("two = ")
+
+
+def test_an_optimizer_of_a_builder_out_of_sight_moves_too(migrated: Callable) -> None:
+    code = IMPORT + "optimizer = net.configure_optimizers(0.1, lr)\nif distributed:\n    net = DDP(net)\n"
+    text = migrated(code).text
+    assert text.index("fully_shard(net)") < text.index("configure_optimizers")
+
+
+def test_an_optimizer_that_cannot_move_is_reported(migrated: Callable) -> None:
+    code = IMPORT + (
+        "class Net(torch.nn.Module):\n    pass\n\n\nclass Trainer:\n    def __init__(self, model, optimizer):\n"
+        "        self.model, self.optimizer = DDP(model), optimizer\n\n\n"
+        "def main():\n    model = Net()\n    Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))\n\n\nmain()\n"
+    )
+    found = migrated(code)
+    assert [(f.rule, f.line) for f in found.report.manual] == [("optimizer-order", 14)]
+
+
+def test_what_a_guard_asks_for_besides_the_rank_still_guards_the_gathering(migrated: Callable) -> None:
+    code = IMPORT + (
+        "model = DDP(net)\nfor step in range(9):\n    if step % 3 == 0 and dist.get_rank() == 0:\n"
+        "        torch.save(model.module.state_dict(), 'x.pt')\n"
+    )
+    assert "    if step % 3 == 0:\n        model_state = get_model_state_dict(" in migrated(code).text
+
+
+def test_the_rank_within_a_node_is_a_guard(migrated: Callable) -> None:
+    code = IMPORT + (
+        "model = DDP(net)\nif not many or (many and args.rank % n_gpus == 0):\n    save({'m': model.state_dict()})\n"
+    )
+    text = migrated(code).text
+    assert text.index("get_model_state_dict(model") < text.index("if not many")

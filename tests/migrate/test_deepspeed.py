@@ -31,9 +31,9 @@ def originals(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 CONTROLS = {
     "no clipping": ("deepspeed_engine", "torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)", "pass"),
-    "no division": ("deepspeed_engine", "(loss / 3).backward()", "loss.backward()"),
+    "no division": ("deepspeed_attributes", "loss = loss / 2", "loss = loss * 1"),
     "a second update above the lowest rate": ("deepspeed_engine", "self.last_epoch - 1", "self.last_epoch"),
-    "no reduction": ("deepspeed_engine", "set_requires_gradient_sync(", "set_requires_gradient_sync(0 * "),
+    "no reduction": ("deepspeed_engine", "gradient_sync((", "gradient_sync(False and ("),
     "weight decay of torch's AdamW": ("deepspeed_initialize", ", weight_decay=0.0", ""),
     "weights that are not rounded": ("deepspeed_precision", ".bfloat16().float()\n", "\n"),
 }  # fmt: skip
@@ -46,7 +46,7 @@ def test_a_missing_line_is_seen(
 ) -> None:
     script = tmp_path / "control.py"
     script.write_text(edit(pair, lambda text: text.replace(old, new)))
-    assert largest_difference(originals(pair)["losses"], runner.run(script, cwd=tmp_path)["losses"]) > 1e-4
+    assert largest_difference(originals(pair)["weights"], runner.run(script, cwd=tmp_path)["weights"]) > 1e-4
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..gather import report_guarded_callers
+from ..gather import before_guard, report_guarded_callers
 from ..grade import Grade
 from ..replicas import replicated
 from ..state import (
@@ -129,7 +129,7 @@ def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
         draft.delete(statement)
     else:
         draft.replace(call, name)
-    draft.before(guard, (f"{name} = ", *pieces))
+    draft.before(guard, *before_guard(draft, guard, (f"{name} = ", *pieces)))
     draft.note(call, Grade.EXACT, "all ranks take part in gathering the state: hoisted out of the rank guard")
 
 

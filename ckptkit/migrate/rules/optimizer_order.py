@@ -48,17 +48,17 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
     sharded = [(i, event) for i, line in enumerate(lines) for event in shards(draft, line)]
     if not sharded:
         return
+    done: set[int] = set()
     for index, line in enumerate(lines):
-        events = [*makes_optimizer(draft, line), *_engine_parameters(draft, line)]
-        for event in events:
+        for event in [] if index in done else [*makes_optimizer(draft, line), *_engine_parameters(draft, line)]:
             lists = {i: _gathering(draft, lines, index, wrap) for i, wrap in sharded}
             mine = [i for i, wrap in sharded if _same_model(event, wrap) or any(at < i for at in lists[i])]
             later = [i for i in mine if i > index]
             anchor = max(later or mine, default=-1)
-            gathered = [at for at in lists.get(anchor, ()) if at < anchor]
+            gathered = [at for at in lists.get(anchor, ()) if at < anchor and at not in done]
             if later or gathered:
-                _move(draft, lines, [*gathered, *([index] if later else [])], anchor)
-                return
+                done |= _move(draft, lines, [*gathered, *([index] if later else [])], anchor, done)
+                break
 
 
 def _same_model(optimizer: Event, wrap: Event) -> bool:
@@ -111,12 +111,12 @@ def _filled(draft: Draft, line: cst.CSTNode) -> set[str]:
     return names
 
 
-def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int) -> None:
-    """Move some lines and what depends on them, up to the anchor, behind the anchor."""
+def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int, done: set[int]) -> set[int]:
+    """Move some lines and what depends on them, up to the anchor, behind the anchor; which were moved."""
     first = moved[-1]
     names = {name for index in moved for name in _bound(draft, lines[index]) | _filled(draft, lines[index])}
     for index in range(moved[0] + 1, anchor):
-        if index not in moved and names & _read(draft, lines[index]):
+        if index not in moved and index not in done and names & _read(draft, lines[index]):
             moved.append(index)
             names |= _bound(draft, lines[index])
     moved.sort()
@@ -125,12 +125,13 @@ def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int)
         draft.todo(
             lines[first], "the optimizer must be made after the model is sharded, but the sharding statement uses it"
         )
-        return
+        return set()
     if any(isinstance(lines[index], (cst.FunctionDef, cst.ClassDef)) for index in moved):
         draft.todo(lines[first], "the optimizer must be made after the model is sharded")
-        return
+        return set()
     draft.move_after([lines[index] for index in moved], lines[anchor], Order.OPTIMIZER)
     draft.note(lines[first], Grade.EXACT, "the optimizer is made after the model is sharded, with all that uses it")
+    return set(moved)
 
 
 def _bound(draft: Draft, line: cst.CSTNode) -> set[str]:
