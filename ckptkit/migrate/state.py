@@ -202,6 +202,6 @@ def is_rank_test(text: str) -> bool:
     `dist.get_rank() < 1`.
     """
     squeezed = text.replace(" ", "").lower()
-    if squeezed.startswith("not"):
+    if re.fullmatch(r"not[\w.()]+", squeezed) and " or " not in text and " and " not in text:
         return squeezed.removesuffix("()").endswith("rank")
     return any(word in squeezed for word in _RANK_WORDS) or bool(_RANK_OF_NODE.search(squeezed))

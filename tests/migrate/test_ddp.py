@@ -177,7 +177,7 @@ def test_an_optimizer_that_cannot_move_is_reported(migrated: Callable) -> None:
         "def main():\n    model = Net()\n    Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))\n\n\nmain()\n"
     )
     found = migrated(code)
-    assert [(f.rule, f.line) for f in found.report.manual] == [("optimizer-order", 14)]
+    assert [(f.rule, f.line) for f in found.report.manual] == [("optimizer-order", 15)]
 
 
 def test_what_a_guard_asks_for_besides_the_rank_still_guards_the_gathering(migrated: Callable) -> None:
