@@ -85,6 +85,8 @@ def _shares(handle: Any, names: list[str], shapes: list[tuple[int, ...]]) -> Ite
         if info.in_shard:
             begin = info.intra_param_start_idx
             yield run_share(name, shape, begin, begin + info.numel_in_shard, info.offset_in_shard)
+        else:
+            yield Share(name, shape, ())  # of the model, though this rank holds none of it
 
 
 def _unsharded(flat: Any, names: list[str], shapes: list[tuple[int, ...]]) -> Iterator[Share]:

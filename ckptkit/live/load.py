@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..core.fqn import common_prefix
 from ..core.gather import Arena, gather
@@ -153,7 +154,8 @@ class _Loader:
         """The optimizer's state of one holder: tensors like its own are filled box by box, a step is set once."""
         shares = [share for share in holder.shares if share.fqn in self._slots]
         old = optimizer.state.get(holder.key, {})
-        if not shares or not any(share.boxes for share in shares):
+        # FSDP1 and ZeRO step only what a rank holds; FSDP2 steps empty shards too, and all ranks save one step.
+        if not shares or not (isinstance(holder.key, DTensor) or any(share.boxes for share in shares)):
             optimizer.state.pop(holder.key, None)
             return
         state: dict[str, Any] = {}
