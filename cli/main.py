@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import signal
 import sys
 import traceback
 from typing import Annotated, Any
@@ -59,7 +60,8 @@ def app() -> typer.Typer:
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its code. SIGTERM (a scheduler's word) ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(int(main(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -68,6 +68,7 @@ def load(
     live = adapt(model, optimizer)
     checkpoint = _with_prefix(checkpoint, live)
     _check(checkpoint, live, strict)
+    groups = _group_values(checkpoint, live) if live.optimizer is not None and checkpoint.has_optimizer else []
     loader = _Loader(checkpoint)
     with torch.no_grad():
         for holder in [*live.values, *live.masters]:
@@ -75,7 +76,8 @@ def load(
         if live.optimizer is not None and checkpoint.has_optimizer:
             for holder in live.trained:
                 loader.states(holder, live.optimizer)
-            _load_groups(checkpoint, live)
+            for group, given in groups:
+                group |= {key: _live_value(group.get(key), checkpoint, value) for key, value in given.items()}
     live.finish()
     return LoadReport(
         live.kind,
@@ -199,9 +201,12 @@ class _Loader:
         return values[0] if slot == "step" else values[0].to(holder.local.device)
 
 
-def _load_groups(checkpoint: OpenCheckpoint, live: Live) -> None:
+def _group_values(checkpoint: OpenCheckpoint, live: Live) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each live group with the hyper-parameters it will get. Raises LossError before anything is written."""
     saved = {name: group for group in checkpoint.param_groups for name in group["params"]}
+    found = []
     for group, names in live.groups:
+        given: dict[str, Any] = {}
         sources = [saved[checkpoint.aliases.get(name, name)] for name in names if name in saved]
         for key in {key for source in sources for key in source if key != "params"}:
             values = [source.get(key) for source in sources]
@@ -211,7 +216,9 @@ def _load_groups(checkpoint: OpenCheckpoint, live: Live) -> None:
                     why=f"among them {values[0]!r} and {next(v for v in values if not same_value(v, values[0]))!r}",
                     hint="make the optimizer with the groups of the checkpoint (ckptkit inspect shows them)",
                 )
-            group[key] = _live_value(group.get(key), checkpoint, values[0])
+            given[key] = values[0]
+        found.append((group, given))
+    return found
 
 
 def _live_value(current: Any, checkpoint: OpenCheckpoint, value: Any) -> Any:
