@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from .script_detect import detect_launch
 from .script_launch import Launched, Script, run_script
 from .tolerance import Tolerance, tolerance_for
 from .trace import Trace
+
+CONFIGS = {".json", ".yaml", ".yml", ".toml", ".ini", ".cfg"}
+LARGEST_CONFIG = 1 << 20  # bytes; what is larger is data
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +150,22 @@ def _precision(*launches: Launched) -> str:
 
 
 def _rewritten(old: Path, folder: Path, rewrite: Rewrite | None) -> tuple[Path, str]:
-    """A rewritten copy of the script, in a folder of its own; the original stays as it is."""
+    """A rewritten copy of the script, in a folder of its own; the original stays as it is.
+
+    Configuration goes along, because what a DeepSpeed script does stands in a file beside it or one folder below.
+    """
     if rewrite is None:
         raise UsageError("there is no second script", hint="name the new script, or give a `rewrite`")
     if not old.exists():
         raise SourceError(f"{old} does not exist")
     copy = folder / old.name
     copy.write_bytes(old.read_bytes())
+    home = old.resolve().parent
+    for path in (*home.glob("*.*"), *home.glob("*/*.*")):
+        if path.suffix.lower() in CONFIGS and path.is_file() and path.stat().st_size <= LARGEST_CONFIG:
+            target = folder / path.relative_to(home)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
     return copy, rewrite(copy)
 
 
