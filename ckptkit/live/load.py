@@ -20,6 +20,7 @@ from ..io.move import dtype_name, move
 from ..opened import OpenCheckpoint, read_tensor
 from ..opening import open as open_checkpoint
 from .adapt import adapt
+from .collective import together
 from .holder import Holder, Live, local_of
 
 
@@ -70,14 +71,19 @@ def load(
     _check(checkpoint, live, strict)
     groups = _group_values(checkpoint, live) if live.optimizer is not None and checkpoint.has_optimizer else []
     loader = _Loader(checkpoint)
-    with torch.no_grad():
-        for holder in [*live.values, *live.masters]:
-            loader.weights(holder)
-        if live.optimizer is not None and checkpoint.has_optimizer:
-            for holder in live.trained:
-                loader.states(holder, live.optimizer)
-            for group, given in groups:
-                group |= {key: _live_value(group.get(key), checkpoint, value) for key, value in given.items()}
+
+    def fill() -> None:
+        with torch.no_grad():
+            for holder in [*live.values, *live.masters]:
+                loader.weights(holder)
+            if live.optimizer is not None and checkpoint.has_optimizer:
+                for holder in live.trained:
+                    loader.states(holder, live.optimizer)
+                for group, given in groups:
+                    group |= {key: _live_value(group.get(key), checkpoint, value) for key, value in given.items()}
+
+    # Ranks of a sharded model read different boxes, so one may fail alone; a plain model may be loaded on rank 0 only.
+    fill() if live.kind == "plain" else together(fill)
     live.finish()
     return LoadReport(
         live.kind,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..conversion import ConvertReport, Options, write_checkpoint
@@ -19,12 +18,14 @@ from ..core.box import Box
 from ..core.place import Constant
 from ..core.spec import Piece, Tensor, TensorKey, TensorSpec
 from ..core.tree import TensorRef, Tree, mapped
-from ..errors import CkptkitError, SourceError
+from ..errors import SourceError
 from ..io.move import dtype_name
 from ..io.places import FileExtent
 from ..io.stage import check_target
 from ..opened import OpenCheckpoint
 from .adapt import adapt
+from .collective import everyone as gathered
+from .collective import rank, same, together, world
 from .holder import Live, local_of
 
 _Row = tuple[
@@ -51,62 +52,26 @@ def save(
     Returns the report on rank 0 and None elsewhere. Raises, on every rank, what `convert` raises.
     """
     live = adapt(model, optimizer)
-    rank, target = _rank(), Path(path)
-    parts = target.absolute().with_name(f".{target.name}.ckptkit-parts-{_same(uuid.uuid4().hex[:8])}")
+    me, target = rank(), Path(path)
+    parts = target.absolute().with_name(f".{target.name}.ckptkit-parts-{same(uuid.uuid4().hex[:8])}")
     chosen = Options(to=format, **options)
-    _together(lambda: check_target(target, overwrite=chosen.overwrite) if rank == 0 else None)
-    _together(lambda: parts.mkdir(parents=True) if rank == 0 else None)
+    together(lambda: check_target(target, overwrite=chosen.overwrite) if me == 0 else None)
+    together(lambda: parts.mkdir(parents=True) if me == 0 else None)
     report: ConvertReport | None = None
     try:
-        _together(lambda: _write_part(live, parts))
+        together(lambda: _write_part(live, parts))
 
         def convert() -> None:
             nonlocal report
-            if rank == 0:
+            if me == 0:
                 source = _assembled(live, parts, scheduler, step, dict(extras or {}))
                 report = write_checkpoint(source, target, chosen)
 
-        _together(convert)
+        together(convert)
     finally:
-        if rank == 0:
+        if me == 0:
             shutil.rmtree(parts, ignore_errors=True)
     return report
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _same(value: str) -> str:
-    """Rank 0's value on every rank."""
-    box = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def _everyone(value: Any) -> list[Any]:
-    out: list[Any] = [value]
-    if dist.is_initialized():
-        out = [None] * dist.get_world_size()
-        dist.all_gather_object(out, value)
-    return out
-
-
-def _together(work: Any) -> None:
-    """Do it, and raise on every rank what any rank raised: nobody waits for a rank that has failed."""
-    error: BaseException | None = None
-    try:
-        work()
-    except (CkptkitError, OSError, RuntimeError) as caught:
-        error = caught
-    failed = [each for each in _everyone(error) if each is not None]
-    if failed:
-        raise error or failed[0]
 
 
 def _pieces(live: Live) -> Iterator[tuple[_Row, torch.Tensor]]:
@@ -133,17 +98,16 @@ def _views(holder: Any, local: torch.Tensor, slot: str) -> Iterator[tuple[_Row, 
 def _write_part(live: Live, folder: Path) -> None:
     """This rank's boxes, packed one after another, and an index. A box that several ranks hold is the first one's."""
     pieces = list(_pieces(live))
-    everyone = _everyone([row for row, _ in pieces])
-    taken = {row for rows in everyone[: _rank()] for row in rows}
+    taken = {row for rows in gathered([row for row, _ in pieces])[: rank()] for row in rows}
     index = []
-    with open(folder / f"{_rank()}.bin", "wb") as file:
+    with open(folder / f"{rank()}.bin", "wb") as file:
         for row, view in pieces:
             if row not in taken:
                 index.append([*row, file.tell()])
                 file.write(view.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
     singles = _singles(live)
     body = {"index": index, "singles": singles}
-    (folder / f"{_rank()}.json").write_text(json.dumps(body))
+    (folder / f"{rank()}.json").write_text(json.dumps(body))
 
 
 def _singles(live: Live) -> list[Any]:
@@ -164,12 +128,12 @@ def _singles(live: Live) -> list[Any]:
 def _assembled(live: Live, folder: Path, scheduler: Any, step: int | None, extras: dict[str, Tree]) -> OpenCheckpoint:
     pieces: dict[TensorKey, list[Piece]] = {}
     specs: dict[TensorKey, TensorSpec] = {}
-    for rank in range(_world()):
-        body = json.loads((folder / f"{rank}.json").read_text())
+    for number in range(world()):
+        body = json.loads((folder / f"{number}.json").read_text())
         for fqn, slot, shape, dtype, offsets, sizes, at in body["index"]:
             key = TensorKey(fqn, slot)
             specs[key] = TensorSpec(tuple(shape), dtype, _role(live, key))
-            place = FileExtent(str(folder / f"{rank}.bin"), at)
+            place = FileExtent(str(folder / f"{number}.bin"), at)
             pieces.setdefault(key, []).append(Piece(Box(tuple(offsets), tuple(sizes)), place, dtype))
         for fqn, slot, shape, dtype, data in body["singles"]:
             key = TensorKey(fqn, slot)
@@ -195,7 +159,7 @@ def _assembled(live: Live, folder: Path, scheduler: Any, step: int | None, extra
         format="live",
         dialect=live.kind,
         evidence=(f"a live {live.kind} model",),
-        world_size=_world(),
+        world_size=world(),
         entries=dict(sorted(entries.items(), key=lambda item: rank_of.get(item[0].fqn, len(rank_of)))),
         param_groups=[
             {**{k: v for k, v in group.items() if k != "params"}, "params": names} for group, names in live.groups
