@@ -120,6 +120,14 @@ def forward_pass(c: Comparison) -> Diagnosis | None:
     first = c.first
     if first is None or first.what != "loss" or first.step != 0 or not c.reference.initial or not c.candidate.initial:
         return None
+    ours, theirs = (t.environment.get("compute_dtype", "fp32") for t in (c.reference, c.candidate))
+    if ours != theirs:
+        return Diagnosis(
+            "forward pass",
+            f"the weights are equal at step 0 and are computed with in {theirs}, where the reference takes {ours}",
+            f"step 0: {first.reference:.9g} against {first.candidate:.9g}",
+            "give every fully_shard call the MixedPrecisionPolicy of its FSDP unit, and keep autocast where it was",
+        )
     known_data = all(t.steps and t.steps[0].data is not None for t in (c.reference, c.candidate))
     if not known_data:
         swapped = set(c.reference.losses) & set(c.candidate.losses)
