@@ -39,7 +39,7 @@ def summaries(root: nn.Module) -> dict[str, TensorSummary]:
     found = {}
     for name, parameter in _own(root):
         with _gathered(parameter):
-            found[name] = summarize(parameter)
+            found[name] = summarize(_master(parameter))
     found.update({name: summarize(tensor) for name, tensor in _fsdp1_weights(root).items()})
     prefix = common_prefix(found)
     return {name.removeprefix(prefix): summary for name, summary in sorted(found.items())}
@@ -96,6 +96,18 @@ def _gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
 
     gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter])
     return gathered
+
+
+def _master(parameter: nn.Parameter) -> torch.Tensor:
+    """Collective. The fp32 master that DeepSpeed keeps of a 16-bit parameter, in the parameter's shape; else itself."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    if not (hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")):
+        return parameter
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    master: torch.Tensor | None = safe_get_full_fp32_param(parameter)
+    return parameter if master is None else master.view(parameter.shape)
 
 
 def _fsdp1_parameters(root: nn.Module) -> set[int]:
