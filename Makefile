@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --maxfail 30
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -m "not slow" -n 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,12 +20,20 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names a failure when it happens: a run that is stopped never comes to its summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", flush=True)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[object]:
     """Up to four ranks on CPU; `pool.run(function, world_size=2, ...)` answers what each rank returned."""
+    from ckptkit.verify.deepspeed_ops import BUILDERS, build_ops
     from ckptkit.verify.pool import Pool
     from fixtures.make import RANKS
 
+    build_ops(*BUILDERS)
     with Pool(RANKS) as ranks:
         yield ranks
 

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from .options import MatrixOptions
 from .pool import Pool
 from .report import Finding, Report, judge, versions
-from .runner import REFERENCE, run_one
+from .runner import REFERENCE, prepare, run_one
 from .script import resolve_device
 from .strategies import Options, all_strategies, get_strategy
 from .tolerance import tolerance_for
@@ -38,6 +38,7 @@ def verify_strategies(options: MatrixOptions, progress: Callable[[str], None] = 
         tolerance_for(precision, options.tolerance)
     findings: list[Finding] = []
     environment: dict[str, str] = {}
+    prepare(names, device)
     with Pool(ranks, device=device) as pool:
         for precision, optimizer, clip in _combinations(options):
             group = f"{precision} · {optimizer}" + (f", clip {clip:g}" if clip else "")

@@ -11,3 +11,8 @@ with contextlib.suppress(ImportError):
 
     with contextlib.suppress(AttributeError):
         _ = deepspeed.ops.__compatible_ops__  # asks the compiler what can be built
+
+    from .deepspeed_ops import load_built_ops
+
+    with contextlib.suppress(RuntimeError, OSError):  # said where the op is used, with the reason
+        load_built_ops()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CkptkitError, MissingPackageError, UsageError
+from .deepspeed_ops import COMM, build_ops
 from .pool import JobError, Pool
 from .strategies import FullState, Options, get_strategy
 from .summary import summarize_all
@@ -48,8 +49,15 @@ def run_strategies(
         get_strategy(name)
     if pool is not None:
         return [run_one(pool, name, workload, options, size, steps) for name, size in wanted]
+    prepare(strategies, device)
     with Pool(world_size, device=device) as ranks:
         return [run_one(ranks, name, workload, options, size, steps) for name, size in wanted]
+
+
+def prepare(strategies: Iterable[str], device: str) -> None:
+    """What must be done once before the pool starts: see `deepspeed_ops`. Raises CkptkitError where it cannot be."""
+    if device == "cpu" and any(get_strategy(name).package == "deepspeed" for name in strategies):
+        build_ops(COMM)
 
 
 def run_one(pool: Pool, name: str, workload: Workload, options: Options, world_size: int, steps: int) -> Trace:

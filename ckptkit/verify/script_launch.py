@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import script_hook
+from .deepspeed_ops import COMM, build_ops
 from .script_detect import Launch
 from .trace import StepRecord, Summaries, Trace, step_from_json, summaries_from_json
 
@@ -62,11 +63,18 @@ def run_script(script: Script) -> Launched:
     Some gloo processes abort at exit, or in a race at start, about one launch in fifty; a launch is therefore judged by
     what it computed and not by its exit code.
     """
+    if script.device == "cpu" and _uses_deepspeed(script):
+        build_ops(COMM)
     first = _launch(script)
     if first.complete or "Traceback (most recent call last)" in first.output:
         return first
     second = _launch(script)
     return second if second.complete or not first.traces else first
+
+
+def _uses_deepspeed(script: Script) -> bool:
+    beside = (path.read_bytes() for path in script.path.parent.glob("*.py"))
+    return any(b"import deepspeed" in code or b"from deepspeed" in code for code in beside)
 
 
 def _launch(script: Script) -> Launched:

@@ -16,6 +16,7 @@ from .options import MatrixOptions
 from .pool import JobError, Pool
 from .report import Report, judge, versions
 from .resume import Resumed, resume
+from .runner import prepare
 from .script import resolve_device
 from .strategies import Options, get_strategy
 from .tolerance import tolerance_for
@@ -85,6 +86,7 @@ def verify_state(
             notes.append(f"converted to {to} for {ranks} ranks in a temporary folder")
         target = ckptkit.open(converted, model=workload.model)
         after = _side("converted", converted, target, (to,), ranks)
+        prepare((before.strategy, after.strategy), device)
         with Pool(max(before.world_size, after.world_size), device=device) as pool:
             progress(f"{source.name} in {before.strategy}")
             reference, first = _run(pool, before, workload, how, options.steps)

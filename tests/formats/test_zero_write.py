@@ -416,8 +416,7 @@ def test_deepspeeds_own_adam_goes_on(
     truth = truth_of(fixture_dir("ddp-full"))
     ckptkit.convert(truth.path, tmp_path / "out", to=target, world_size=2, ds_config=config, model=truth.model)
     answer = pool.run(
-        "tests.formats.zero_jobs:resume_own_adam", world_size=2, path=str(tmp_path / "out"), config=config,
-        timeout=900,
+        "tests.formats.zero_jobs:resume_own_adam", world_size=2, path=str(tmp_path / "out"), config=config
     )[0]  # fmt: skip
     name, begin, decays, losses, end = answer
     # Without ZeRO, FusedAdam counts in the state of a group's last parameter alone.

@@ -97,11 +97,15 @@ def _serve() -> None:
     import torch.distributed.fsdp
     import torch.nn.parallel
 
+    from ckptkit.verify.deepspeed_ops import BUILDERS, build_ops, load_built_ops
+
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
         if "import deepspeed" in Path(request["script"]).read_text():
-            import deepspeed  # noqa: F401 - once for all runs: it costs seconds
+            # Once for all runs: the import costs seconds, and an op's compile a minute in which no run may be killed.
+            build_ops(*BUILDERS)
+            load_built_ops()
         port = _free_port()
         children, logs = [], []
         for rank in range(request["world"]):
