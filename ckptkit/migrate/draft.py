@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import textwrap
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -14,9 +16,12 @@ from .grade import Finding, Grade
 from .module import Module
 from .origin import CALL, INSTANCE, Origins
 from .plan import Line
+from .reflow import LIMIT
 from .wraps import Wrap
 
 TODO = "# TODO(ckptkit): "
+MORE = "#   "  # before the further lines of a TODO that takes several
+_CONTINUED = re.compile(r"\s*\n\s*#   ")
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class Draft:
     _taken: set[str] = field(default_factory=set)
     _throwaways: dict[tuple[str, ...], str] = field(default_factory=dict)
     _exploded: set[int] = field(default_factory=set)
+    _said: set[tuple[int, str]] = field(default_factory=set)  # TODOs, by the line that they stand above
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -354,14 +360,17 @@ class Draft:
         except LookupError:
             return
         above = self.module.comments_above(line)
-        known = self.module.text.content[above.start : above.stop]
+        known = _CONTINUED.sub(" ", self.module.text.content[above.start : above.stop])
         text = TODO + message
-        mine = Span(self.module.lines(line).start, self.module.lines(line).start)
-        if text in known or any(e.span == mine and text in str(e.pieces) for e in self.edits):
+        place = (self.module.lines(line).start, text)
+        if text in known or place in self._said:
             return
+        self._said.add(place)
         if isinstance(line, cst.SimpleStatementSuite):
             line = next(a for a in self.module.ancestors(line) if isinstance(a, cst.BaseCompoundStatement))
-        self.before(line, (text,), order=-1)
+        room = max(LIMIT - len(self.module.indent(line).expandtabs(4)), 60)
+        broken = textwrap.wrap(text, room, subsequent_indent=MORE, break_long_words=False, break_on_hyphens=False)
+        self.before(line, *((one,) for one in broken), order=-1)
 
     def rendering(self) -> Rendering:
         """The edits so far, ready to be applied."""

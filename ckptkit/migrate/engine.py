@@ -20,6 +20,7 @@ from .flow import Flow
 from .module import Module
 from .notebook import Notebook, masked, read_notebook
 from .program import Program
+from .reflow import reflow
 from .report import Changed, Failed, Report, Unchanged
 from .rule import SOURCES, Rule, chosen
 from .text import Text, decode
@@ -187,9 +188,9 @@ def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) 
     if new == old:
         report.outcomes.append(Unchanged(draft.module.path))
         return
-    cst.parse_module(
-        masked(new) if file.notebook else new
-    )  # what does not parse is a bug of ours, never a file on disk
+    plain = masked(new) if file.notebook else new
+    cst.parse_module(plain)  # what does not parse is a bug of ours, never a file on disk
+    new = reflow(old, new, plain, draft.module.step())
     data = file.encode(new, draft.module.text.encoding)
     report.outcomes.append(Changed(draft.module.path, old, new, data))
 

@@ -57,6 +57,7 @@ from ..errors import UsageError
 from . import configs
 from . import rules as rules_folder
 from .draft import Draft
+from .module import Module
 from .plan import Line
 from .wraps import Value, Wrap
 
@@ -119,7 +120,7 @@ def spell(draft: Draft, wrap: Wrap, value: Value) -> Line | None:
     expression of another module can be repeated only if all its names are imported APIs.
     """
     if value.module is wrap.module:
-        if draft.module.within(value.node, wrap.call) or _same_names(wrap, value):
+        if spell_at(wrap.module, wrap.call, value.node):
             return draft.module.quote(value.node)
         return None
     pieces: list[str] = []
@@ -133,12 +134,17 @@ def spell(draft: Draft, wrap: Wrap, value: Value) -> Line | None:
     return None
 
 
-def _same_names(wrap: Wrap, value: Value) -> bool:
-    here = wrap.module.scope(wrap.call)
-    there = wrap.module.scope(value.node)
+def spell_at(module: Module, place: cst.CSTNode, value: cst.CSTNode) -> bool:
+    """Whether an expression of a module can be repeated at a place in it: each of its names has the same bindings."""
+    return module.within(value, place) or _same_names(module, place, value)
+
+
+def _same_names(module: Module, place: cst.CSTNode, value: cst.CSTNode) -> bool:
+    here = module.scope(place)
+    there = module.scope(value)
     if here is None or there is None:
         return False
-    stack: list[cst.CSTNode] = [value.node]
+    stack: list[cst.CSTNode] = [value]
     while stack:
         node = stack.pop()
         if (

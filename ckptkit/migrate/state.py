@@ -12,11 +12,14 @@ import libcst as cst
 from .draft import Draft
 from .names import FSDP
 from .origin import CALL, LITERAL
+from .rule import spell_at
 from .syntax import argument_of
+from .wraps import Value, dict_entries
 
 TYPES = "torch.distributed.fsdp.StateDictType."
 CONTEXT = FSDP + ".state_dict_type"
 SETTER = FSDP + ".set_state_dict_type"
+GETTER = FSDP + ".get_state_dict_type"
 STATE = "torch.distributed.checkpoint.state_dict"
 _RANK_WORDS = tuple(
     "rank==0 rank()==0 rank<1 notrank 0==rank is_main is_master master_process main_process is_rank_0 is_rank0 "
@@ -28,8 +31,8 @@ _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_di
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A state dict type with its configs as far as the text tells. `name` is FULL, SHARDED, LOCAL or empty
-    (unknown).
+    """A state dict type with its configs as far as the text tells. `name` is FULL, SHARDED, LOCAL, CHOSEN (FULL where
+    `test` holds at run time, else SHARDED) or empty (unknown).
     """
 
     name: str = "FULL"
@@ -38,15 +41,25 @@ class Kind:
     optim_offload: bool = True  # default of FullOptimStateDictConfig in torch 2.13
     optim_rank0: bool = False
     settled_by: cst.Call | None = None
+    test: str = ""
+
+    @property
+    def left(self) -> bool:
+        """Whether what it means for a state dict is a person's matter."""
+        return self.name in ("LOCAL", "")
 
     def model_options(self) -> list[str]:
         """Arguments of StateDictOptions for reading the model's state."""
+        if self.name == "CHOSEN":
+            return [f"full_state_dict={self.test}"]
         if self.name != "FULL":
             return ["cpu_offload=True"] if self.offload else []
         return ["full_state_dict=True", *(["cpu_offload=True"] if self.rank0 else [])]
 
     def optimizer_options(self) -> list[str]:
         """Arguments of StateDictOptions for reading the optimizer's state."""
+        if self.name == "CHOSEN":
+            return [f"full_state_dict={self.test}"]
         if self.name != "FULL":
             return ["cpu_offload=True"] if self.optim_offload and self.settled_by is not None and self.offload else []
         return ["full_state_dict=True", *(["cpu_offload=True"] if self.optim_rank0 else [])]
@@ -73,31 +86,66 @@ def _around(draft: Draft, node: cst.CSTNode, depth: int) -> Kind | None:
     holder = draft.module.up(node, cst.With)
     while holder is not None:
         for item in holder.items:
-            if isinstance(item.item, cst.Call) and item.item in settings(draft, CONTEXT):
-                return read(draft, item.item)
+            if draft.module.within(node, item):
+                continue
+            kinds = [read(*one) for one in _contexts_of(draft, item.item)]
+            if kinds:
+                entered = len(draft.origins(item.item)) <= len(kinds)  # else a `nullcontext()` may stand in its place
+                alike = all(kind == kinds[0] for kind in kinds) and (entered or kinds[0].name == "FULL")
+                return _in_sight(draft, kinds[0], node) if alike else Kind(name="")
         holder = draft.module.up(holder, cst.With)
     function = draft.module.function(node)
     if depth and isinstance(function, cst.FunctionDef):
-        kinds = []
+        found = []
         for module, call in draft.flow.callers(draft.module, function):
             peer = draft.peers.get(id(module))
             kind = _around(peer, call, depth - 1) if peer is not None else None
-            kinds.append(kind)
-        if kinds and kinds[0] is not None and all(kind == kinds[0] for kind in kinds):
-            return kinds[0]
+            found.append(kind)
+        if found and found[0] is not None and all(kind == found[0] for kind in found):
+            return _in_sight(draft, found[0], node)
     return None
+
+
+def _contexts_of(draft: Draft, item: cst.BaseExpression) -> list[tuple[Draft, cst.Call]]:
+    """The `state_dict_type` calls whose context an item of a `with` may enter, also through a function that makes or
+    wraps it (`@contextmanager`).
+    """
+    known = {(id(peer.module), id(call)): (peer, call) for peer, call in _all_contexts(draft)}
+    found = [known[id(o.module), id(o.node)] for o in draft.origins(item) if (id(o.module), id(o.node)) in known]
+    if found or not isinstance(item, cst.Call):
+        return found
+    for origin in draft.origins(item.func):
+        if isinstance(origin.node, cst.FunctionDef) and origin.module.inside(origin.node, cst.Yield):
+            for peer, call in known.values():
+                if peer.module is origin.module and peer.module.function(call) is origin.node:
+                    yields = peer.module.inside(peer.module.statement(call), cst.Yield)
+                    found += [(peer, call)] if yields else []
+    return found
+
+
+def _all_contexts(draft: Draft) -> list[tuple[Draft, cst.Call]]:
+    return [(peer, call) for peer in draft.peers.values() for call in settings(peer, CONTEXT)]
+
+
+def _in_sight(draft: Draft, kind: Kind, node: cst.CSTNode) -> Kind:
+    """A kind as it is known at a node: a choice of the run only where its test means the same there."""
+    if kind.name != "CHOSEN" or kind.settled_by is None:
+        return kind
+    here = draft.module.scope(node) is not None and any(c is kind.settled_by for c in draft.module.every(cst.Call))
+    same = here and draft.module.function(node) is draft.module.function(kind.settled_by)
+    return kind if same else Kind(name="")
 
 
 def _sticky(draft: Draft, node: cst.CSTNode) -> Kind | None:
     here = [c for c in settings(draft, SETTER) if draft.module.function(c) is draft.module.function(node)]
     above = [c for c in here if draft.module.span(c).start < draft.module.span(node).start]
     if above:
-        return read(draft, above[-1])
+        return _in_sight(draft, read(draft, above[-1]), node)
     if here and not draft.module.loops(node):
         return None  # set further down only: FSDP1's default holds here
     anywhere = [(peer, c) for peer in draft.peers.values() for c in settings(peer, SETTER)]
     if len(anywhere) == 1:
-        return read(*anywhere[0])
+        return _in_sight(draft, read(*anywhere[0]), node)
     return Kind(name="") if anywhere and not above else None
 
 
@@ -110,13 +158,75 @@ def read(draft: Draft, call: cst.Call) -> Kind:
         and not _gives_model(draft, call)
     ):
         parameters = _PARAMETERS[1:]
-    given = {name: argument_of(call, parameters, name) for name in _PARAMETERS}
-    chosen = given["state_dict_type"]
-    name = draft.name(chosen) if chosen is not None else ""
-    kind = name.removeprefix(TYPES).removesuffix("_STATE_DICT") if name.startswith(TYPES) else ""
-    offload, rank0 = _config(draft, given["state_dict_config"], False)
-    optim_offload, optim_rank0 = _config(draft, given["optim_state_dict_config"], True)
-    return Kind(kind, offload, rank0, optim_offload, optim_rank0, call)
+    given = _given(draft, call, parameters)
+    chosen = given.get("state_dict_type")
+    restored = _restored(draft, chosen)
+    if restored is not None:
+        return restored
+    name, test = _type(draft, call, chosen)
+    offload, rank0 = _config(draft, given.get("state_dict_config"), False)
+    optim_offload, optim_rank0 = _config(draft, given.get("optim_state_dict_config"), True)
+    if name == "CHOSEN" and len(given) > (2 if "module" in given else 1):
+        name = ""  # configs of several kinds: which is whose, the run tells
+    return Kind(name, offload, rank0, optim_offload, optim_rank0, call, test)
+
+
+def _given(draft: Draft, call: cst.Call, parameters: list[str]) -> dict[str, Value]:
+    """The arguments by name, those of a `**dict` that is known included."""
+    found = {}
+    for name in _PARAMETERS:
+        value = argument_of(call, parameters, name)
+        if value is not None:
+            found[name] = Value(draft.module, value)
+    for argument in call.args:
+        if argument.star == "**":
+            found.update(dict_entries(draft.flow, draft.module, argument.value) or {})
+    return found
+
+
+def carriers(draft: Draft, call: cst.Call) -> list[cst.CSTNode]:
+    """The statements that make the dicts which a call takes by `**`."""
+    origins = [o for a in call.args if a.star == "**" for o in draft.origins(a.value) if o.module is draft.module]
+    return [draft.module.statement(origin.node) for origin in origins]
+
+
+def _restored(draft: Draft, chosen: Value | None) -> Kind | None:
+    """For `old.state_dict_type`, where `old` is what a setter or getter answered: the kind that held there."""
+    node = chosen.node if chosen is not None else None
+    if chosen is None or chosen.module is not draft.module:
+        return None
+    if not isinstance(node, cst.Attribute) or node.attr.value != "state_dict_type":
+        return None
+    for origin in draft.origins(node.value):
+        if origin.kind == CALL and origin.name in (SETTER, GETTER) and origin.module is draft.module:
+            return kind_at(draft, origin.node)
+    return None
+
+
+def _type(draft: Draft, call: cst.Call, chosen: Value | None) -> tuple[str, str]:
+    """The name of a state dict type; with CHOSEN the test, valid at the call, of whether it is FULL."""
+    if chosen is None:
+        return "", ""
+    names = {
+        origin.name.removeprefix(TYPES).removesuffix("_STATE_DICT")
+        for origin in draft.flow.origins(chosen.module, chosen.node)
+        if origin.name.startswith(TYPES)
+    }
+    fixed = draft.flow.is_fixed(chosen.module, chosen.node)
+    if len(names) == 1 and draft.flow.name(chosen.module, chosen.node) and fixed:
+        return names.pop(), ""
+    if "LOCAL" in names or chosen.module is not draft.module or not spell_at(draft.module, call, chosen.node):
+        return "", ""
+    node = chosen.node
+    if isinstance(node, cst.IfExp) and names == {"FULL", "SHARDED"}:
+        full_first = draft.name(node.body) == TYPES + "FULL_STATE_DICT"
+        test = draft.code(node.test)
+        simple = isinstance(node.test, (cst.Name, cst.Attribute, cst.Call))
+        return "CHOSEN", test if full_first else f"not {test}" if simple else f"not ({test})"
+    kinds = draft.need("torch.distributed.fsdp", "StateDictType")
+    text = draft.code(node)
+    simple = isinstance(node, (cst.Name, cst.Attribute, cst.Call, cst.Subscript))
+    return "CHOSEN", f"{text if simple else f'({text})'} == {kinds}.FULL_STATE_DICT"
 
 
 def model_of(draft: Draft, call: cst.Call) -> cst.BaseExpression | None:
@@ -127,7 +237,8 @@ def model_of(draft: Draft, call: cst.Call) -> cst.BaseExpression | None:
         and not _gives_model(draft, call)
     ):
         return call.func.value
-    return argument_of(call, _PARAMETERS, "module")
+    given = _given(draft, call, _PARAMETERS).get("module")
+    return given.node if given is not None and given.module is draft.module else None
 
 
 def _gives_model(draft: Draft, call: cst.Call) -> bool:
@@ -139,11 +250,11 @@ def _gives_model(draft: Draft, call: cst.Call) -> bool:
     )
 
 
-def _config(draft: Draft, node: cst.BaseExpression | None, offload: bool) -> tuple[bool, bool]:
+def _config(draft: Draft, given: Value | None, offload: bool) -> tuple[bool, bool]:
     """(offload_to_cpu, rank0_only) of a config object that the text shows; its defaults where it does not."""
-    if node is None:
+    if given is None:
         return offload, False
-    for origin in draft.origins(node):
+    for origin in draft.flow.origins(given.module, given.node):
         if origin.kind == CALL and isinstance(origin.node, cst.Call):
             positional = ["offload_to_cpu", "rank0_only"]
             values = []

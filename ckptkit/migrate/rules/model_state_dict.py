@@ -34,12 +34,15 @@ import libcst as cst
 from ..draft import Draft
 from ..gather import before_guard, report_guarded_callers
 from ..grade import Grade
+from ..names import FSDP
 from ..replicas import replicated
 from ..state import (
     CONTEXT,
+    GETTER,
     SETTER,
     STATE,
     Kind,
+    carriers,
     kind_at,
     may_be_none,
     model_of,
@@ -95,7 +98,7 @@ def _saves(draft: Draft) -> None:
             draft.todo(call, "state_dict with arguments: use get_model_state_dict with StateDictOptions")
             continue
         kind = kind_at(draft, call) if not wraps or any(w.source == "fsdp1" for w in wraps) else Kind()
-        if kind.name in ("LOCAL", ""):
+        if kind.left:
             draft.todo(call, _unknown(kind))
             continue
         get = draft.need(STATE, "get_model_state_dict")
@@ -140,11 +143,13 @@ def _loads(draft: Draft) -> None:
         if state is None:
             continue
         kind = kind_at(draft, call) if not wraps or any(w.source == "fsdp1" for w in wraps) else Kind()
-        if kind.name in ("LOCAL", ""):
+        if kind.left:
             draft.todo(call, _unknown(kind))
             continue
         arguments = []
         quoted = draft.module.quote(state)
+        if kind.name == "CHOSEN":
+            arguments.append(f"full_state_dict={kind.test}")
         if kind.name == "FULL":
             arguments.append("full_state_dict=True")
             if only_on_rank_0(draft, state):
@@ -175,14 +180,15 @@ def _contexts(draft: Draft) -> None:
         model = model_of(draft, call)
         if model is None or not draft.is_migrated(model):
             continue
-        if kind.name in ("LOCAL", ""):
-            draft.todo(call, _unknown(kind))
-            continue
         statement = draft.module.statement(call)
         item = draft.module.parent(call)
-        if not isinstance(statement, cst.With) or not isinstance(item, cst.WithItem):
-            draft.todo(call, "take the state_dict_type context away: each state dict call says its own kind")
-        elif len(statement.items) == 1 and draft.unwrap(statement):
+        enters = isinstance(statement, cst.With) and isinstance(item, cst.WithItem)
+        if kind.left and not (enters and _asks_no_state(draft, statement)):
+            draft.todo(call, _unknown(kind))
+            continue
+        draft.sweepable += carriers(draft, call)
+        alone = isinstance(statement, cst.With) and enters and len(statement.items) == 1
+        if alone and draft.unwrap(statement):  # type: ignore[arg-type]
             draft.note(call, Grade.EXACT, "the state_dict_type context goes: each call says its own kind")
         else:
             nothing = draft.need("contextlib", "nullcontext")
@@ -193,14 +199,57 @@ def _contexts(draft: Draft) -> None:
         model = model_of(draft, call)
         if model is None or not draft.is_migrated(model):
             continue
-        if kind.name in ("LOCAL", ""):
+        draft.sweepable += carriers(draft, call)
+        if not kind.name:
             draft.todo(call, _unknown(kind))
         elif isinstance(draft.module.parent(call), cst.Expr):
             draft.delete(call)
             draft.note(call, Grade.EXACT, "set_state_dict_type goes: each call says its own kind")
+    _answers(draft)
+
+
+def _asks_no_state(draft: Draft, statement: cst.CSTNode) -> bool:
+    """Whether the body of a context takes no state of a model, as far as its text shows: it may hold the optimizer's
+    only.
+    """
+    for call in draft.module.inside(statement.body, cst.Call):  # type: ignore[attr-defined]
+        if not isinstance(call.func, cst.Attribute):
+            if not draft.origins(call.func):
+                return False
+            continue
+        if call.func.attr.value not in ("state_dict", "load_state_dict", "load", "save", "forward"):
+            continue
+        held = {origin.name for origin in draft.origins(call.func.value)}
+        if not held or not all(name.startswith("torch") for name in held) or held & {FSDP}:
+            return False
+    return True
+
+
+def _answers(draft: Draft) -> None:
+    """`old = set_state_dict_type(...)` and `old = get_state_dict_type(...)` go where they only serve to be restored."""
+    calls = [*settings(draft, SETTER), *settings(draft, GETTER)]
+    for call in calls:
+        model = model_of(draft, call)
+        statement = draft.module.statement(call)
+        if model is None or not draft.is_migrated(model) or statement in draft.deleted:
+            continue
+        if isinstance(statement, cst.Expr) and call in settings(draft, GETTER):
+            draft.delete(call)
+        elif isinstance(statement, cst.Assign) and statement.value is call:
+            target = statement.targets[0].target
+            scope = draft.module.scope(target)
+            if isinstance(target, cst.Name) and scope and not any(a.references for a in scope[target.value]):
+                draft.delete(call)
+            draft.sweepable.append(statement)
+        else:
+            continue
+        draft.note(call, Grade.EXACT, "there is no state dict type to ask for or to restore: each call says its own")
 
 
 def _unknown(kind: Kind) -> str:
     if kind.name == "LOCAL":
-        return "LOCAL_STATE_DICT has no counterpart: save sharded, and convert old files with ckptkit convert"
+        return (
+            "LOCAL_STATE_DICT (flat, one file a rank) has no counterpart: save {'model': get_model_state_dict(model)} "
+            "with torch.distributed.checkpoint, load it so, and convert old files with ckptkit convert --to dcp"
+        )
     return "which kind of state dict this is, is only known at run time: use get_/set_model_state_dict with options"

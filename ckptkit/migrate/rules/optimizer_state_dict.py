@@ -3,8 +3,11 @@
 What: optim_state_dict, full_optim_state_dict and sharded_optim_state_dict become `get_optimizer_state_dict`;
 optim_state_dict_to_load, scatter_full_optim_state_dict, shard_full_optim_state_dict and
 flatten_sharded_optim_state_dict, with the `optimizer.load_state_dict` that takes their result, become one
-`set_optimizer_state_dict`. rekey_optim_state_dict goes: keys are names both ways. Calls under a rank guard are
-hoisted out of it.
+`set_optimizer_state_dict`. Where that load is out of sight (the converted state is returned, or handed on), the call
+becomes `optimizer_state_to_load(model, optimizer, state)`, a function written into the file, which loads and answers
+what a later `optimizer.load_state_dict` takes. rekey_optim_state_dict becomes `rekeyed`, a function written into the
+file: files of a plain optimizer count parameters, and set_optimizer_state_dict takes names. Calls under a rank guard
+are hoisted out of it.
 
 Why: the functions are FSDP1's; the plain `optimizer.state_dict()` of a sharded model holds DTensors under numbers.
 
@@ -22,7 +25,8 @@ In numbers: equal; the keys are the same set, in another order.
 
 Known limits: a plain `optimizer.state_dict()` on a sharded model, saved by torch.save, is a rank's own shard in FSDP1
 as in FSDP2 and is left alone. The old argument order `optim_state_dict_to_load(osd, model, optimizer)` is recognised
-by what is passed.
+by what is passed. `optimizer_state_to_load` changes the optimizer at once, not only when its answer is loaded. A
+scatter_full_optim_state_dict that names no optimizer, and whose result no load of the program takes, gets a TODO.
 """
 
 from __future__ import annotations
@@ -54,6 +58,23 @@ _LOAD = {
     ),
     "flatten_sharded_optim_state_dict": (["sharded_optim_state_dict", "model", "optim"], "sharded_optim_state_dict"),
 }
+TO_LOAD = '''def optimizer_state_to_load(model, optimizer, state, **options):
+    """Load an optimizer's state by parameter names; answers it as `optimizer.load_state_dict` takes it."""
+    SET(model, optimizer, state, options=OPTIONS(**options))
+    return optimizer.state_dict()'''
+REKEYED = '''def rekeyed(state, model, optimizer=None, to_names=True):
+    """An optimizer's state with names of parameters for keys in the place of numbers, or the other way round."""
+    names = {param: name for name, param in model.named_parameters()}
+    params = list(names) if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+    keys = {number: names[param] for number, param in enumerate(params)}
+    if not to_names:
+        keys = {name: number for number, name in keys.items()}
+    groups = [{**group, "params": sorted(keys[key] for key in group["params"])} for group in state["param_groups"]]
+    return {"state": {keys[key]: value for key, value in state["state"].items()}, "param_groups": groups}'''
+_LEFT = (
+    "which kind of optimizer state this is, is only known at run time (or it is LOCAL_STATE_DICT, which has no "
+    "counterpart): use get_/set_optimizer_state_dict with StateDictOptions"
+)
 _LOAD_SHARDED = "torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict"
 
 
@@ -70,9 +91,7 @@ def rewrite(draft: Draft) -> None:
     for call, name in converted.values():
         _convert(draft, call, name, loads)
     for call in draft.calls(f"{FSDP}.rekey_optim_state_dict"):
-        if call.args:
-            draft.replace(call, *draft.module.quote(call.args[0].value))
-            draft.note(call, Grade.EXACT, "rekey_optim_state_dict goes: keys are parameter names both ways")
+        _rekey(draft, call)
     for call in draft.calls(_LOAD_SHARDED):
         _load_sharded(draft, call, converted)
 
@@ -82,7 +101,8 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
     optimizer = argument_of(call, parameters, "optim")
     if model is None or optimizer is None or not draft.is_migrated(model):
         return
-    if argument_of(call, parameters, "optim_state_dict") is not None:
+    given = argument_of(call, parameters, "optim_state_dict")
+    if given is not None and draft.code(given) not in ("None", f"{draft.code(optimizer)}.state_dict()"):
         draft.todo(call, "optim_state_dict of a given state dict: use get_optimizer_state_dict on the optimizer")
         return
     if name == "full_optim_state_dict":
@@ -94,8 +114,8 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
         arguments, full = [], False
     else:
         kind = kind_at(draft, call)
-        if kind.name in ("LOCAL", ""):
-            draft.todo(call, "which kind of optimizer state this is, is only known at run time")
+        if kind.left:
+            draft.todo(call, _LEFT)
             return
         arguments, full = kind.optimizer_options(), kind.name == "FULL"
         if full and kind.optim_offload and not kind.optim_rank0:
@@ -145,29 +165,22 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
         if not isinstance(load.func, cst.Attribute) or load.func.attr.value != "load_state_dict" or not load.args:
             continue
         for origin in draft.origins(load.args[0].value):
-            if id(origin.node) in converted and origin.kind == CALL:
+            # Elsewhere the names of the model and the optimizer may mean others.
+            same = draft.module.function(load) is draft.module.function(origin.node)
+            if id(origin.node) in converted and origin.kind == CALL and same:
                 found[id(origin.node)] = load
-    for key, load in found.items():
+    for key, load in list(found.items()):
         call, name = converted[key]
         model, _, state = _roles(draft, call, name)
         if model is None or state is None or not draft.is_migrated(model):
             continue
         assert isinstance(load.func, cst.Attribute)
-        arguments = []
-        given = load.args[0].value
-        quoted = draft.module.quote(given)
-        if name == "scatter_full_optim_state_dict":
-            arguments = ["full_state_dict=True", "broadcast_from_rank0=True"]
-        elif name == "shard_full_optim_state_dict":
-            arguments = ["full_state_dict=True"]
-        elif name == "optim_state_dict_to_load":
-            kind = kind_at(draft, call)
-            if kind.name in ("LOCAL", ""):
-                draft.todo(load, "which kind of optimizer state this is, is only known at run time")
-                continue
-            if kind.name == "FULL":
-                broadcast = kind.optim_rank0 or only_on_rank_0(draft, state)
-                arguments = ["full_state_dict=True", *(["broadcast_from_rank0=True"] if broadcast else [])]
+        arguments = _load_options(draft, call, name, state)
+        if arguments is None:
+            draft.todo(load, _LEFT)
+            del found[key]
+            continue
+        quoted = draft.module.quote(load.args[0].value)
         if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state):
             quoted = (*quoted, " or {}")
         put = draft.need(STATE, "set_optimizer_state_dict")
@@ -187,16 +200,87 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
     return found
 
 
+def _load_options(draft: Draft, call: cst.Call, name: str, state: cst.BaseExpression) -> list[str] | None:
+    """Arguments of StateDictOptions for loading what a converting call was given; None where only the run tells."""
+    if name == "scatter_full_optim_state_dict":
+        return ["full_state_dict=True", "broadcast_from_rank0=True"]
+    if name == "shard_full_optim_state_dict":
+        return ["full_state_dict=True"]
+    if name == "flatten_sharded_optim_state_dict":
+        return []
+    kind = kind_at(draft, call)
+    if kind.left:
+        return None
+    if kind.name == "CHOSEN":
+        return [f"full_state_dict={kind.test}"]
+    if kind.name != "FULL":
+        return []
+    broadcast = kind.optim_rank0 or only_on_rank_0(draft, state)
+    return ["full_state_dict=True", *(["broadcast_from_rank0=True"] if broadcast else [])]
+
+
 def _convert(draft: Draft, call: cst.Call, name: str, loads: dict[int, cst.Call]) -> None:
-    model, _, state = _roles(draft, call, name)
-    if id(call) not in loads or model is None or state is None or not draft.is_migrated(model):
+    model, optimizer, state = _roles(draft, call, name)
+    if model is None or state is None or not draft.is_migrated(model):
         return  # left over: the generic check reports it
+    if id(call) not in loads:
+        _load_at_once(draft, call, name, model, optimizer, state)
+        return
     statement = draft.module.statement(call)
     whole = isinstance(statement, cst.Assign) and statement.value is call and len(statement.targets) == 1
     if whole and draft.code(statement.targets[0].target) == draft.code(state):  # type: ignore[union-attr]
         draft.delete(statement)
         return
     draft.replace(call, *draft.module.quote(state))
+
+
+def _load_at_once(
+    draft: Draft,
+    call: cst.Call,
+    name: str,
+    model: cst.BaseExpression,
+    optimizer: cst.BaseExpression | None,
+    state: cst.BaseExpression,
+) -> None:
+    """For a conversion whose `optimizer.load_state_dict` is out of sight."""
+    arguments = _load_options(draft, call, name, state)
+    if arguments is None:
+        draft.todo(call, _LEFT)
+        return
+    if optimizer is None:
+        wanted = ", ".join(arguments)
+        draft.todo(
+            call,
+            f"take this and the optimizer.load_state_dict of its result together as set_optimizer_state_dict("
+            f"model, optimizer, {draft.code(state)} or {{}}, options=StateDictOptions({wanted}))",
+        )
+        return
+    if "optimizer_state_to_load" not in draft.helpers:
+        text = TO_LOAD.replace("SET", draft.need(STATE, "set_optimizer_state_dict"))
+        draft.helpers["optimizer_state_to_load"] = text.replace("OPTIONS", draft.need(STATE, "StateDictOptions"))
+    quote = draft.module.quote
+    fallback = " or {}" if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state) else ""
+    extra = "".join(f", {argument}" for argument in arguments)
+    head = "optimizer_state_to_load("
+    draft.replace(call, head, *quote(model), ", ", *quote(optimizer), ", ", *quote(state), f"{fallback}{extra})")
+    draft.note(call, Grade.EXACT, "the state is loaded here, and answered for a load that is out of sight")
+
+
+def _rekey(draft: Draft, call: cst.Call) -> None:
+    parameters = ["optim_state_dict", "optim_state_key_type", "model", "optim_input", "optim"]
+    state, kind, model, given, optimizer = (argument_of(call, parameters, name) for name in parameters)
+    if state is None or model is None or not draft.is_migrated(model):
+        return
+    wanted = draft.name(kind).rpartition(".")[2] if kind is not None else ""
+    if wanted not in ("PARAM_NAME", "PARAM_ID") or given is not None:
+        draft.todo(call, "give the state names for keys by hand: set_optimizer_state_dict takes names of parameters")
+        return
+    draft.helpers.setdefault("rekeyed", REKEYED)
+    quote = draft.module.quote
+    which = (", optimizer=", *quote(optimizer)) if optimizer is not None else ()
+    way = "" if wanted == "PARAM_NAME" else ", to_names=False"
+    draft.replace(call, "rekeyed(", *quote(state), ", ", *quote(model), *which, f"{way})")
+    draft.note(call, Grade.EXACT, "rekey_optim_state_dict becomes a function of the file")
 
 
 def _load_sharded(draft: Draft, call: cst.Call, converted: dict[int, tuple[cst.Call, str]]) -> None:
