@@ -19,9 +19,6 @@ from pathlib import Path
 from ..errors import CkptkitError
 
 COMM = "deepspeed_shm_comm"  # what `deepspeed.init_distributed` needs on CPU
-    "fused_adam",
-    "cpu_adam",
-)  # what a configuration with "optimizer": {"type": "Adam"} needs, without and with offload
 BUILDERS = {COMM: "ShareMemCommBuilder", "fused_adam": "FusedAdamBuilder", "cpu_adam": "CPUAdamBuilder"}
 ABANDONED_SECONDS = 600.0  # one file of these ops compiles in 20 to 120 s on two busy cores
 
