@@ -1,7 +1,8 @@
 """Names the ckptkit convert command for each checkpoint that a migrated script loads.
 
 What: nothing in the code. For `torch.load(path)`, `dcp.load(...)`, `FileSystemReader(path)` and DeepSpeed's
-`load_checkpoint` in a file whose model is migrated the report prints a `ckptkit convert` line.
+`load_checkpoint` in a file whose model is migrated the report prints a `ckptkit convert` line. The function that
+`load_checkpoint` becomes finds what the line wrote, beside the old folder.
 
 Why: files that hold FSDP1's ShardedTensors or flat parameters, or DeepSpeed's partitions, are not what the migrated
 script reads.
@@ -31,23 +32,26 @@ _CALLS = {
 
 def rewrite(draft: Draft) -> None:
     """Collect the lines."""
-    sharded = any(not wrap.plan.refused for wrap in draft.all_wraps)
+    sharded = {wrap.source for wrap in draft.all_wraps if not wrap.plan.refused}
     for call in draft.module.every(cst.Call) if sharded else ():
         name = draft.flow.called(draft.module, call)
         path: cst.BaseExpression | None = None
+        tag: cst.BaseExpression | None = None
         target = ""
-        if name in _CALLS:
+        if name in _CALLS and "fsdp1" in sharded:
             positional, key, target = _CALLS[name]
             path = argument_of(call, positional, key)
         elif draft.code(call.func).endswith(".load_checkpoint") and _is_engine(draft, call.func):
             path, target = argument_of(call, ["load_dir"], "load_dir"), "dcp"
+            tag = argument_of(call, ["load_dir", "tag"], "tag")
         if path is None:
             continue
         source = _text(draft, path)
+        if tag is not None and draft.code(tag) != "None":
+            source = f"{source.rstrip('/')}/{_text(draft, tag)}"
         stem, dot, suffix = source.rpartition(".")
-        new = (
-            f"{stem}.fsdp2.{suffix}" if dot and stem and "/" not in suffix and "}" not in suffix else f"{source}.fsdp2"
-        )
+        is_file = target == "full" and dot and stem and "/" not in suffix and "}" not in suffix
+        new = f"{stem}.fsdp2.{suffix}" if is_file else f"{source.rstrip('/')}.fsdp2"
         draft.commands.append(f"ckptkit convert {source} {new} --to {target}")
 
 
