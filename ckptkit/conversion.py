@@ -28,6 +28,7 @@ from .errors import CheckError, ExistsError, LossError, SourceError, TargetError
 from .formats import Limited, Writable, targets, writers
 from .io.move import move
 from .io.places import forget_open_files
+from .io.seals import check_seals
 from .io.stage import check_target, staged
 from .opened import OpenCheckpoint
 from .opening import find_source
@@ -338,6 +339,9 @@ def _write(prepared: _Prepared, target: Path, options: Options, progress: Callab
 
     with staged(target, is_file=layout.is_file, overwrite=options.overwrite) as stage:
         execute(layout, stage.create, move, workers=options.workers, progress=count)
+        if options.check == "full":
+            tensors = prepared.planned.entries.values()
+            check_seals(tensors, workers=options.workers, progress=lambda done, of: progress("checksums", done, of))
         differences = _read_back(prepared, stage.root, options, progress) if options.check != "none" else []
         forget_open_files()
         if differences:

@@ -46,6 +46,11 @@ class EntryPlace:
             self._found = self._locate()
         self._found.read_into(start, buffer)
 
+    @property
+    def base(self) -> Place | None:
+        """Where the bytes lie, once they have been read."""
+        return self._found
+
     def _locate(self) -> Place:
         tree = load_entry(self.root, self.entry)
         if not isinstance(tree, Tensor) or (tree.spec.shape, tree.spec.dtype) != (self.shape, self.dtype):

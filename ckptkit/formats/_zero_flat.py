@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ..core.box import Shape, boxes_of_run
 from ..core.dtype import ITEMSIZE
+from ..core.place import Shifted
 from ..core.spec import Piece, Place, Tensor, TensorSpec
 from ..io.places import FileExtent
 from ._zero_rule import Rule, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """A place that starts `offset` bytes into another."""
-
-    base: Place
-    offset: int
-
-    def read_into(self, start: int, buffer: memoryview) -> None:
-        self.base.read_into(self.offset + start, buffer)
 
 
 def joined(shapes: Mapping[str, Shape], rule: Rule, vectors: Sequence[Tensor | None], dtype: str) -> dict[str, Tensor]:
@@ -48,5 +38,5 @@ def _cut(vector: Tensor | None, span: Span, shape: Shape) -> Iterator[Piece]:
 
 def _shifted(place: Place, offset: int) -> Place:
     if isinstance(place, FileExtent):
-        return FileExtent(place.path, place.offset + offset)
+        return replace(place, offset=place.offset + offset)
     return Shifted(place, offset)

@@ -79,13 +79,17 @@ def dtype_of(kind: object) -> str | None:
 @_sealed
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage of a torch file: its key, element type, length, and where its bytes are (`path`, `offset`)."""
+    """A storage of a torch file: its key, element type, length, and where its bytes are (`path`, `offset`).
+
+    `crc` is the CRC-32 of its bytes where the file keeps one.
+    """
 
     key: str
     dtype: str | None
     nbytes: int
     path: str
     offset: int
+    crc: int | None = None
 
 
 @_sealed

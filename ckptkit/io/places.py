@@ -69,12 +69,23 @@ def forget_open_files() -> None:
     _DESCRIPTORS.forget()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Seal:
+    """The CRC-32 that a file keeps of `nbytes` bytes from `start` on."""
+
+    path: str
+    start: int
+    nbytes: int
+    crc: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileExtent:
-    """Packed bytes that start at `offset` of a file."""
+    """Packed bytes that start at `offset` of a file; `seal` is of the storage that they are a part of."""
 
     path: str
     offset: int
+    seal: Seal | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         try:

@@ -20,7 +20,7 @@ from ..core.tree import Tree
 from ..errors import SourceError
 from .globals import Storage, TensorStub, dtype_of
 from .legacy_file import ENDIAN, ENDIAN_HINT, MAGIC, load_legacy
-from .places import FileExtent, Strided
+from .places import FileExtent, Seal, Strided
 from .unpickle import as_tree, unpickle
 
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -151,7 +151,8 @@ def _load_zip(file: io.BufferedReader[_Window], name: str, start: int) -> Any:
         dtype = dtype_of(kind)
         if not 0 <= int(numel) * (ITEMSIZE[dtype] if dtype else 1) <= info.file_size:
             raise ValueError(f"record data/{key} holds {info.file_size} bytes, less than its {numel} elements")
-        return Storage(str(key), dtype, info.file_size, name, start + offsets[info.header_offset])
+        crc = getattr(info, "CRC", None)
+        return Storage(str(key), dtype, info.file_size, name, start + offsets[info.header_offset], crc)
 
     return unpickle(pickle, name, persistent_load=storage)
 
@@ -163,6 +164,9 @@ def _records(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
         record = info.filename.partition("/")[2] or info.filename
         if record in records:
             raise zipfile.BadZipFile(f"it has two records {record}")
+        if info.CRC == 0:
+            # `torch.serialization.set_crc32_options(False)` writes zeros; without the attribute zipfile checks nothing.
+            del info.CRC
         records[record] = info
     if "data.pkl" not in records:
         raise SourceError(
@@ -202,7 +206,9 @@ def _data_offsets(file: BinaryIO, archive: zipfile.ZipFile, name: str) -> dict[i
 
 
 def _in_file(stub: TensorStub, offset: int) -> Place:
-    return FileExtent(stub.storage.path, offset)
+    storage = stub.storage
+    seal = None if storage.crc is None else Seal(storage.path, storage.offset, storage.nbytes, storage.crc)
+    return FileExtent(storage.path, offset, seal)
 
 
 def to_tensor(stub: TensorStub, extent: Callable[[TensorStub, int], Place] = _in_file) -> Tensor:
