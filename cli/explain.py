@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,13 @@ from typing import Annotated
 import typer
 
 NAME = "explain"
-_FOLDERS = {"rule": "migrate/rules", "format": "formats", "dialect": "dialects", "strategy": "verify/strategies"}
+_FOLDERS = (
+    ("rule", "migrate/rules"),
+    ("rule", "migrate/configs"),
+    ("format", "formats"),
+    ("dialect", "dialects"),
+    ("strategy", "verify/strategies"),
+)
 
 
 def command(
@@ -31,10 +38,11 @@ def command(
                 typer.echo(f"{kind:10} {one:26} {found[one][1].splitlines()[0]}")
         return
     if wanted not in found:
+        near = difflib.get_close_matches(wanted, found, n=1)
         raise UsageError(
             f"no rule, format, dialect or strategy is called {name!r}",
             why="each has the name of its file",
-            hint="ckptkit explain lists all names",
+            hint=f"did you mean {near[0]}?" if near else "ckptkit explain lists all names",
         )
     kind, page = found[wanted]
     if as_json:
@@ -49,7 +57,7 @@ def pages() -> dict[str, tuple[str, str]]:
 
     root = Path(ckptkit.errors.__file__).parent
     found: dict[str, tuple[str, str]] = {}
-    for kind, folder in _FOLDERS.items():
+    for kind, folder in _FOLDERS:
         for path in sorted((root / folder).glob("*.py")):
             page = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
             if page and not path.stem.startswith("_"):

@@ -48,42 +48,40 @@ def command(
     leaves a statement alone, `# ckptkit: skip-file` a file.
 
     Exit codes: 0 nothing left to do, 1 something left for a person (or would change, with --check), 2 usage, 3 a file
-    that cannot be read or parsed.
+    that cannot be read or parsed (the others are migrated), 4 a file that cannot be written (then none is).
     """
     from ckptkit import migrate
-    from ckptkit.errors import CkptkitError, UsageError
+    from ckptkit.errors import UsageError
 
-    try:
-        if list_rules:
-            _print_rules(as_json)
-            return
-        if not paths:
-            raise UsageError("no path given", why="there is nothing to migrate", hint="ckptkit migrate train.py")
-        if write and check:
-            raise UsageError(
-                "--write and --check exclude each other",
-                why="--check promises to change nothing",
-                hint="leave one of them out",
-            )
-        report = migrate.run(
-            paths,
-            source=source.value,
-            target=target.value,
-            select=tuple(select or ()),
-            ignore=tuple(ignore or ()),
-            write=write,
+    if list_rules:
+        _print_rules(as_json)
+        return
+    if not paths:
+        raise UsageError("no path given", why="there is nothing to migrate", hint="ckptkit migrate train.py")
+    if write and check:
+        raise UsageError(
+            "--write and --check exclude each other",
+            why="--check promises to change nothing",
+            hint="leave one of them out",
         )
-    except CkptkitError as error:
-        if as_json:
-            body = {"what": error.what, "why": error.why, "hint": error.hint, "faults": list(error.faults)}
-            typer.echo(json.dumps({"schema": 1, "error": body}))
-            raise typer.Exit(int(error.code)) from None
-        raise
+    report = migrate.run(
+        paths,
+        source=source.value,
+        target=target.value,
+        select=_names(select),
+        ignore=_names(ignore),
+        write=write,
+    )
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         _print(report, diff=not write and not check)
     raise typer.Exit(int(report.exit_code(check=check)))
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    """Rule names of a repeated option; `a,b` gives two, and `_` is as good as `-`."""
+    return tuple(name.strip().replace("_", "-") for one in given or () for name in one.split(",") if name.strip())
 
 
 def _print(report: object, *, diff: bool) -> None:
@@ -94,11 +92,14 @@ def _print(report: object, *, diff: bool) -> None:
         for changed in report.changed:
             sys.stdout.write(changed.diff())
     for failed in report.failed:
-        typer.echo(f"{failed.path}:{failed.line}: {failed.reason}", err=True)
+        where = f"{failed.path}:{failed.line}" if failed.line else str(failed.path)
+        typer.echo(f"{where}: {failed.reason}", err=True)
     for finding in report.findings:
         typer.echo(str(finding), err=True)
     for line in report.commands:
         typer.echo(f"then: {line}", err=True)
+    if not report.outcomes and not report.skipped:
+        typer.echo("no Python file, notebook or configuration file to read there", err=True)
     verb = "changed" if report.written else "would change"
     typer.echo(
         f"{len(report.changed)} {verb}, {len(report.manual)} left for a person, {len(report.failed)} failed, "

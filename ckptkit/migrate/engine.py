@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import libcst as cst
 
 from ..errors import UsageError
-from . import configs, imports, leftover, shard, stale
+from . import blank, configs, imports, leftover, shard, stale
 from .draft import Draft
 from .edit import OverlapError
-from .files import python_files, worth_parsing
+from .files import found_files, is_small, worth_parsing
 from .flow import Flow
 from .module import Module
-from .notebook import Notebook, masked, read_notebook
 from .program import Program
 from .reflow import reflow
 from .report import Changed, Failed, Report, Unchanged
 from .rule import SOURCES, Rule, chosen
-from .text import Text, decode
+from .source_file import SourceFile, read_files
+from .store import Write, store
 from .wraps import Wrap, find_wraps
 
 TARGETS = ("fsdp2",)
-
-
-@dataclass(slots=True)
-class _File:
-    path: Path
-    data: bytes
-    notebook: Notebook | None = None
-
-    def text(self) -> Text:
-        if self.path.suffix == ".ipynb":
-            self.notebook = read_notebook(self.data)
-            return self.notebook.text()
-        return decode(self.data)
-
-    def encode(self, content: str, encoding: str) -> bytes:
-        return self.notebook.bytes_with(content) if self.notebook else content.encode(encoding)
 
 
 def run(
@@ -68,46 +50,42 @@ def run(
     sources = frozenset(SOURCES if source == "auto" else (source,)) & covered
     report = Report()
     given = [Path(p) for p in paths]
-    others = configs.suffixes()
-    files = {p: _File(p, p.read_bytes()) for p in python_files(given) if p.suffix not in others}
-    contents = {path: file.data for path, file in files.items()}
-    wanted = worth_parsing(contents, sources)
-    report.skipped = len(files) - len(wanted)
-    program = Program()
-    failures: dict[Path, Failed] = {}
-    for path in files:
-        program.unread[path] = _parser(files[path], failures)
+    failures: dict[Path, Failed] = {}  # by the path of the module
+    files = read_files(given, configs.suffixes(), failures)
+    owners = {path: file for file in files for path in file.modules}
+    wanted = worth_parsing({path: file.searched(path) for path, file in owners.items()}, sources)
+    report.skipped = len(files) - len({owners[path].path for path in wanted})
+    program = Program({}, {path: _parser(file, path, failures) for path, file in owners.items()})
     for path in sorted(wanted):
         program.load(path)
     drafts = _drafts(program, sources)
+    for step in (_plan, _rewrite):
+        for draft in drafts:
+            _guarded(draft, owners, failures, lambda d, step=step: step(d, active))  # type: ignore[misc]
     for draft in drafts:
-        _guarded(draft, failures, lambda d: _plan(d, active))
-    for draft in drafts:
-        _guarded(draft, failures, lambda d: _rewrite(d, active))
-    for draft in drafts:
-        if draft.module.path in failures:
-            continue
-        _guarded(draft, failures, lambda d: _finish(d, files[d.module.path], sources, report))
-    for path in sorted(failures):
-        report.outcomes.append(failures[path])
+        _guarded(draft, owners, failures, lambda d: _finish(d, owners[d.module.path], sources, report))
+    report.outcomes.extend(failures.values())
+    broken = {one.path for one in failures.values()}
+    report.outcomes.extend(file.outcome() for file in files if file.finished and file.path not in broken)
+    report.findings = [one for one in report.findings if one.path not in broken]
     _convert(given, {rule.name for rule in active}, frozenset(SOURCES if source == "auto" else (source,)), report)
     report.outcomes.sort(key=lambda one: str(one.path))
     report.findings.sort()
     if write:
-        for one in report.changed:
-            _store(one.path, one.data)
+        store(Write(one.path, one.original, one.data) for one in report.changed)
         report.written = True
     return report
 
 
-def _parser(file: _File, failures: dict[Path, Failed]) -> Callable[[], Module | None]:
+def _parser(file: SourceFile, path: Path, failures: dict[Path, Failed]) -> Callable[[], Module | None]:
     def parse() -> Module | None:
         try:
-            return Module(file.path, file.text())
+            return Module(path, file.modules[path]())
         except cst.ParserSyntaxError as error:
-            failures[file.path] = Failed(file.path, f"syntax error: {error.message}", error.raw_line)
-        except (SyntaxError, RecursionError) as error:
-            failures[file.path] = Failed(file.path, f"syntax error: {error}", getattr(error, "lineno", 0) or 0)
+            failures[path] = file.failed(path, f"syntax error: {error.message}", error.raw_line)
+        except (SyntaxError, RecursionError, ValueError) as error:
+            line = getattr(error, "lineno", 0) or 0
+            failures[path] = file.failed(path, f"syntax error: {error}", line)
         return None
 
     return parse
@@ -131,18 +109,21 @@ def _drafts(program: Program, sources: frozenset[str]) -> list[Draft]:
             drafts.append(peers[id(module)])
 
 
-def _guarded(draft: Draft, failures: dict[Path, Failed], step: Callable[[Draft], None]) -> None:
+def _guarded(
+    draft: Draft, owners: dict[Path, SourceFile], failures: dict[Path, Failed], step: Callable[[Draft], None]
+) -> None:
     path = draft.module.path
     if path in failures:
         return
+    file = owners[path]
     try:
         step(draft)
     except OverlapError as error:
-        failures[path] = Failed(path, f"rule {draft.rule}: {error}", bug=True)
+        failures[path] = file.failed(path, f"rule {draft.rule}: {error}", bug=True)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"rule {draft.rule}: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-        failures[path] = Failed(path, reason, bug=True)
+        failures[path] = file.failed(path, reason, bug=True)
 
 
 def _plan(draft: Draft, active: tuple[Rule, ...]) -> None:
@@ -173,7 +154,7 @@ def _rewrite(draft: Draft, active: tuple[Rule, ...]) -> None:
         shard.write(draft, wrap)
 
 
-def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) -> None:
+def _finish(draft: Draft, file: SourceFile, sources: frozenset[str], report: Report) -> None:
     draft.rule = "imports"
     imports.sweep(draft, sources)
     stale.report(draft)
@@ -182,44 +163,38 @@ def _finish(draft: Draft, file: _File, sources: frozenset[str], report: Report) 
     draft.rule = "imports"
     imports.mend(draft)
     old = draft.module.text.content
-    new = draft.rendering().whole()
-    report.findings.extend(draft.findings)
+    new = blank.closed(old, draft.rendering().whole())
+    if new != old:
+        plain = file.parsed_as(new)
+        cst.parse_module(plain)  # what does not parse is a bug of ours, never a file on disk
+        new = reflow(old, new, plain, draft.module.step())
+        file.take(old, new, draft.module.text.encoding)
+    file.finished = True
+    report.findings.extend(file.located(finding, old) for finding in draft.findings)
     report.commands.extend(line for line in draft.commands if line not in report.commands)
-    if new == old:
-        report.outcomes.append(Unchanged(draft.module.path))
-        return
-    plain = masked(new) if file.notebook else new
-    cst.parse_module(plain)  # what does not parse is a bug of ours, never a file on disk
-    new = reflow(old, new, plain, draft.module.step())
-    data = file.encode(new, draft.module.text.encoding)
-    report.outcomes.append(Changed(draft.module.path, old, new, data))
 
 
 def _convert(paths: list[Path], names: set[str], sources: frozenset[str], report: Report) -> None:
     """Convert the configuration files beside the code."""
     active = [one for one in configs.converters() if one.name in names and sources & set(one.sources)]
-    for path in configs.config_files(paths):
-        found = configs.convert(path, path.read_bytes(), active)
+    for path in found_files(paths, configs.suffixes()):
+        if path.suffix not in configs.suffixes() or not is_small(path):
+            continue
+        try:
+            data = path.read_bytes()
+            found = configs.convert(path, data, active)
+        except OSError as error:
+            report.outcomes.append(Failed(path, f"cannot be read: {error.strerror or error}"))
+            continue
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            report.outcomes.append(Failed(path, reason, bug=True))
+            continue
         if found is None:
             continue
-        old, new, findings = found
-        report.findings.extend(findings)
-        if new != old:
-            report.outcomes.append(Changed(path, old, new, new.encode()))
-        elif findings:
+        report.findings.extend(found.findings)
+        if found.after != found.before:
+            report.outcomes.append(Changed(path, found.before, found.after, found.data, data))
+        elif found.findings:
             report.outcomes.append(Unchanged(path))
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Write beside the file and rename, keeping its mode, so that an interruption leaves the old or the new file."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, path.stat().st_mode)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

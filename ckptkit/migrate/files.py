@@ -1,11 +1,10 @@
-"""Which files a run looks at: Python files and notebooks under the given paths, and which of them are worth
-parsing.
-"""
+"""Which files a run looks at: those of some kinds under the given paths, and which of them are worth parsing."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import SourceError
@@ -15,27 +14,51 @@ _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+(\([^)]*
 _USES = re.compile(
     rb"\.module\b|state_dict|no_sync|clip_grad|optim|deepcopy|\.forward\(|\.backward\(|set_device|init_process_group"
 )
-_NOT_SOURCES = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
+_NOT_LOOKED_INTO = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
+_LARGEST_CONFIG = 1 << 20  # bytes; a larger YAML or JSON file is data
 
 
-def python_files(paths: Iterable[Path]) -> list[Path]:
-    """All `.py` and `.ipynb` files of the paths, directories searched through. Raises SourceError on a missing
-    path.
+def found_files(paths: Iterable[Path], suffixes: Collection[str]) -> list[Path]:
+    """All files of some suffixes below the paths, and every file that is named itself, each once.
+
+    Hidden folders, environments and build outputs are not looked into; a link to a file that is there anyway is the
+    same file. Raises SourceError on paths that do not exist or are neither file nor folder.
     """
-    found: dict[Path, None] = {}
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise SourceError("no such file or directory", faults=[str(path) for path in missing])
-    for path in paths:
-        if path.is_file():
-            found[path] = None
-            continue
-        for inner in sorted(path.rglob("*")):
-            parts = inner.relative_to(path).parts
-            hidden = any(part.startswith(".") or part in _NOT_SOURCES for part in parts)
-            if not hidden and inner.suffix in (".py", ".ipynb") and inner.is_file():
-                found[inner] = None
-    return list(found)
+    given = list(paths)
+    if missing := [path for path in given if not path.exists()]:
+        raise SourceError(
+            "no such file or directory",
+            why="nothing was read and nothing was changed",
+            hint="give files, notebooks or directories that exist",
+            faults=[str(path) for path in missing],
+        )
+    if odd := [path for path in given if not (path.is_file() or path.is_dir())]:
+        raise SourceError(
+            "neither a file nor a directory",
+            why="only files can be rewritten",
+            hint="give files, notebooks or directories",
+            faults=[str(path) for path in odd],
+        )
+    named = [path for path in given if path.is_file()]
+    below = [inner for path in given if path.is_dir() for inner in _walk(path) if inner.suffix in suffixes]
+    found: dict[Path, Path] = {}
+    for path in [*named, *(p for p in below if not p.is_symlink()), *(p for p in below if p.is_symlink())]:
+        found.setdefault(path.resolve(), path)
+    return sorted(found.values())
+
+
+def is_small(path: Path) -> bool:
+    """Whether a configuration file is small enough to be one."""
+    return path.stat().st_size < _LARGEST_CONFIG
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_LOOKED_INTO)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
 
 
 def worth_parsing(contents: dict[Path, bytes], sources: Iterable[str]) -> set[Path]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import Exit
 from .grade import Finding, Grade
+from .notebook import cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +20,17 @@ class Changed:
     path: Path
     before: str
     after: str
-    data: bytes
+    data: bytes  # what the file shall hold
+    original: bytes = b""  # what it held
 
     def diff(self) -> str:
-        """Unified diff from the old to the new text."""
-        old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
-        lines = []
-        for line in difflib.unified_diff(old, new, f"a/{self.path}", f"b/{self.path}"):
-            lines.append(line if line.endswith(("\n", "\r")) else line + "\n\\ No newline at end of file\n")
-        return "".join(lines)
+        """Unified diff from the old to the new text, which `git apply` takes; of a notebook, one for each cell."""
+        if self.path.suffix != ".ipynb":
+            mark = "\ufeff" if self.original.startswith(codecs.BOM_UTF8) else ""
+            return _diff(mark + self.before, mark + self.after, str(self.path))
+        old, new = cells(self.before), cells(self.after)
+        changed = [number for number in old if old[number] != new[number]]
+        return "".join(_diff(old[number], new[number], f"{self.path}:cell {number}") for number in changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,15 @@ class Failed:
 
 
 Outcome = Changed | Unchanged | Failed
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # `str.splitlines` would split at form feeds too
+
+
+def _diff(before: str, after: str, name: str) -> str:
+    old, new = _LINE.findall(before), _LINE.findall(after)
+    lines = []
+    for line in difflib.unified_diff(old, new, f"a/{name.lstrip('/')}", f"b/{name.lstrip('/')}"):
+        lines.append(line if line.endswith(("\n", "\r")) else line + "\n\\ No newline at end of file\n")
+    return "".join(lines)
 
 
 @dataclass(slots=True)

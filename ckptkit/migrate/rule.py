@@ -44,6 +44,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -105,10 +106,11 @@ def chosen(select: tuple[str, ...], ignore: tuple[str, ...]) -> tuple[Rule, ...]
     known = {rule.name for rule in rules()}
     unknown = [name for name in (*select, *ignore) if name not in known]
     if unknown:
+        near = [one for name in unknown for one in difflib.get_close_matches(name.replace("_", "-"), known, n=1)]
         raise UsageError(
             f"no rule of the name {', '.join(map(repr, unknown))}",
             why="--select and --ignore take rule names",
-            hint="ckptkit migrate --list-rules",
+            hint=f"did you mean {' or '.join(near)}?" if near else "ckptkit migrate --list-rules",
         )
     return tuple(rule for rule in rules() if (not select or rule.name in select) and rule.name not in ignore)
 

@@ -56,4 +56,6 @@ def decode(data: bytes) -> Text:
         content = data.decode(encoding)
     except UnicodeDecodeError as error:
         raise SyntaxError(f"not {error.encoding} text: {error.reason} at byte {error.start}") from error
+    if "\0" in content:
+        raise SyntaxError("source code cannot contain null bytes")
     return Text(content, content, encoding)

@@ -6,6 +6,7 @@ A converter is a module whose docstring is its page, as a rule's is. It defines 
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ..grade import Finding, Grade
-
-_NOT_LOOKED_INTO = {"node_modules", "build", "dist", "__pycache__", "site-packages", "venv"}
 
 
 @dataclass(slots=True)
@@ -64,29 +63,37 @@ def suffixes() -> frozenset[str]:
     return frozenset(suffix for converter in converters() for suffix in converter.suffixes)
 
 
-def config_files(paths: Iterable[Path]) -> list[Path]:
-    """The files of the paths that a converter may want, directories searched through."""
-    wanted = suffixes()
-    found: dict[Path, None] = {}
-    for path in paths:
-        if path.is_file() and path.suffix in wanted:
-            found[path] = None
-        for inner in sorted(path.rglob("*")) if path.is_dir() else ():
-            parts = inner.relative_to(path).parts
-            hidden = any(part.startswith(".") or part in _NOT_LOOKED_INTO for part in parts)
-            if inner.suffix in wanted and not hidden and inner.is_file() and inner.stat().st_size < 1 << 20:
-                found[inner] = None
-    return list(found)
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A file that a converter claims: its text before and after, the bytes to write, and what is said about it."""
+
+    before: str
+    after: str
+    data: bytes
+    findings: list[Finding]
 
 
-def convert(path: Path, data: bytes, active: Iterable[Converter]) -> tuple[str, str, list[Finding]] | None:
-    """(old text, new text, findings) of a file that a converter claims; None when none does."""
+def convert(path: Path, data: bytes, active: Iterable[Converter]) -> Converted | None:
+    """Convert a file that one of the converters claims; None when none does.
+
+    Converters see text without byte order mark and with plain newlines; both are put back.
+    """
+    mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    is_utf8 = True
     try:
-        text = data.decode("utf-8")
+        raw = data[len(mark) :].decode("utf-8")
     except UnicodeDecodeError:
-        return None
+        raw, is_utf8 = data.decode("latin-1"), False
+    windows = raw.count("\r\n") == raw.count("\n") > 0
+    text = raw.replace("\r\n", "\n") if windows else raw
     for converter in active:
-        if path.suffix in converter.suffixes and converter.claims(text):
-            file = ConfigFile(path, text, converter.name)
-            return text, converter.convert(file), file.findings
+        if path.suffix not in converter.suffixes or not converter.claims(text):
+            continue
+        file = ConfigFile(path, text, converter.name)
+        if not is_utf8:
+            file.note(Grade.MANUAL, "cannot be read: this is not UTF-8 text; save it as UTF-8 and migrate again")
+            return Converted(raw, raw, data, file.findings)
+        new = converter.convert(file)
+        new = new.replace("\n", "\r\n") if windows else new
+        return Converted(raw, new, mark + new.encode(), file.findings)
     return None
