@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,14 @@ from libcst import metadata
 
 from .edit import Piece, Span
 from .text import Text
+from .tree import Holders, positions, scopes
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
 Function = cst.FunctionDef | cst.Lambda
 _SKIP_LINE = re.compile(r"#\s*ckptkit:\s*skip\s*(?:$|[^-\w])")
 _SKIP_FILE = re.compile(r"^\s*#\s*ckptkit:\s*skip-file\b", re.MULTILINE)
 _LOOPS = (cst.For, cst.While)
+_ASSIGNING = (cst.AssignTarget, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.CompFor, cst.For)
 
 
 @dataclass(slots=True)
@@ -31,22 +32,22 @@ class Module:
     text: Text
     tree: cst.Module = field(init=False)
     names: set[str] = field(init=False)  # all names that are looked up or bound, in any scope
-    _positions: dict[cst.CSTNode, metadata.CodeRange] = field(init=False)
-    _parents: dict[cst.CSTNode, cst.CSTNode] = field(init=False)
+    _positions: dict[int, metadata.CodeRange] = field(init=False)
+    _holders: Holders = field(init=False)
     _scopes: dict[cst.CSTNode, metadata.Scope | None] = field(init=False)
     _nodes: dict[type[cst.CSTNode], list[cst.CSTNode]] = field(init=False)
     _sorted: dict[tuple[type[cst.CSTNode], ...], tuple[list[int], list[cst.CSTNode]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrapper = metadata.MetadataWrapper(cst.parse_module(self.text.masked), unsafe_skip_copy=True)
-        found = wrapper.resolve_many([metadata.PositionProvider, metadata.ScopeProvider])
-        self.tree = wrapper.module
-        self._positions = found[metadata.PositionProvider]  # type: ignore[assignment]
-        self._parents = _parents(self.tree)
-        self._scopes = found[metadata.ScopeProvider]  # type: ignore[assignment]
-        self._nodes = {}
-        for node in self._positions:
+        self.tree = cst.parse_module(self.text.masked)
+        self._holders = Holders(self.tree)
+        self._positions, self._nodes = {}, {}
+        for node, where in positions(self.tree).items():
+            self._positions[id(node)] = where
             self._nodes.setdefault(type(node), []).append(node)
+        targets: list[cst.CSTNode] = [node.target for kind in _ASSIGNING for node in self._nodes.get(kind, [])]  # type: ignore[attr-defined]
+        targets += [node.name for node in self._nodes.get(cst.AsName, [])]  # type: ignore[attr-defined]
+        self._scopes = scopes(self.tree, targets)
         self.names = {n.value for n in self._nodes.get(cst.Name, []) if not self._is_label(n)}  # type: ignore[attr-defined]
 
     @property
@@ -56,7 +57,7 @@ class Module:
 
     def _is_label(self, name: cst.CSTNode) -> bool:
         """Whether a Name node is no variable: an attribute, a keyword of a call, or a part of a dotted import."""
-        holder = self._parents[name]
+        holder = self._holders.of(name)
         if isinstance(holder, cst.Attribute):
             return holder.attr is name
         return isinstance(holder, cst.Arg) and holder.keyword is name
@@ -83,14 +84,11 @@ class Module:
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """The node that holds `node`."""
-        return self._parents.get(node)
+        return self._holders.of(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """The holders of `node` from the inside out."""
-        at = self._parents.get(node)
-        while at is not None:
-            yield at
-            at = self._parents.get(at)
+        return self._holders.all(node)
 
     def up(self, node: cst.CSTNode, *kinds: type[NodeT]) -> NodeT | None:
         """The nearest holder of one of some types."""
@@ -98,11 +96,11 @@ class Module:
 
     def within(self, node: cst.CSTNode, holder: cst.CSTNode) -> bool:
         """Whether `holder` is `node` or holds it."""
-        return node is holder or any(a is holder for a in self.ancestors(node))
+        return self._holders.within(node, holder)
 
     def function(self, node: cst.CSTNode) -> Function | None:
         """The function or lambda in whose body (or defaults) `node` lies."""
-        return next((a for a in self.ancestors(node) if isinstance(a, (cst.FunctionDef, cst.Lambda))), None)
+        return self._holders.function(node)
 
     def statement(self, node: cst.CSTNode) -> cst.BaseSmallStatement | cst.BaseCompoundStatement:
         """The smallest statement that holds `node`: one of `a; b`, or the compound one whose header holds it."""
@@ -117,13 +115,13 @@ class Module:
             return node
         statement = self.statement(node)
         if isinstance(statement, cst.BaseSmallStatement):
-            return self._parents[statement]
+            return self._holders[statement]
         return statement
 
     def block(self, node: cst.CSTNode) -> cst.CSTNode:
         """What holds the line of `node`: a module, an indented block, or a one-line suite."""
         line = self.line(node)
-        return line if isinstance(line, cst.SimpleStatementSuite) else self._parents[line]
+        return line if isinstance(line, cst.SimpleStatementSuite) else self._holders[line]
 
     def siblings(self, node: cst.CSTNode) -> Sequence[cst.CSTNode]:
         """The lines of the block of `node`, in order."""
@@ -133,7 +131,7 @@ class Module:
     def sibling_of(self, node: cst.CSTNode, block: cst.CSTNode) -> cst.CSTNode | None:
         """The line directly in `block` that holds `node`."""
         for at in (node, *self.ancestors(node)):
-            if self._parents.get(at) is block:
+            if self._holders.of(at) is block:
                 return at
         return None
 
@@ -159,7 +157,7 @@ class Module:
 
     def span(self, node: cst.CSTNode) -> Span:
         """The characters of a node without the parentheses around it."""
-        where = self._positions[node]
+        where = self._positions[id(node)]
         start = self.text.offset(where.start.line, where.start.column)
         return Span(start, self.text.offset(where.end.line, where.end.column))
 
@@ -223,24 +221,3 @@ class Module:
         here = self.text.content[span.start : span.stop]
         alone = above.lstrip().startswith("#") and bool(_SKIP_LINE.search(above))
         return alone or any(_SKIP_LINE.search(one) for one in here.splitlines())
-
-
-def _parents(tree: cst.Module) -> dict[cst.CSTNode, cst.CSTNode]:
-    """The holder of every node. (LibCST's own provider visits through the batched visitor, at five times the cost.)"""
-    found: dict[cst.CSTNode, cst.CSTNode] = {}
-    fields: dict[type, tuple[str, ...]] = {}
-    stack: list[cst.CSTNode] = [tree]
-    while stack:
-        node = stack.pop()
-        kind = type(node)
-        if kind not in fields:
-            fields[kind] = tuple(f.name for f in dataclasses.fields(kind) if not f.name.startswith("_"))
-        for name in fields[kind]:
-            value = getattr(node, name)
-            for child in (
-                (value,) if isinstance(value, cst.CSTNode) else value if isinstance(value, (list, tuple)) else ()
-            ):
-                if isinstance(child, cst.CSTNode):
-                    found[child] = node
-                    stack.append(child)
-    return found

@@ -18,6 +18,9 @@ class Program:
 
     modules: dict[Path, Module] = field(default_factory=dict)
     unread: dict[Path, Callable[[], Module | None]] = field(default_factory=dict)
+    _by_name: dict[str, list[Path]] = field(default_factory=dict)  # all files by the last part of their import name
+    _indexed: int = 0
+    _found: dict[tuple[str, Path, int], Path | None] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Module]:
         return iter(list(self.modules.values()))
@@ -38,22 +41,36 @@ class Program:
         `level` counts the dots of a relative import. Of several files that end in the dotted name the one that shares
         the longest path with the importer wins, as it would with the importer's folder or root on `sys.path`.
         """
-        parts = [part for part in name.split(".") if part]
+        if self._indexed != len(self.modules) + len(self.unread):
+            self._index()
+        key = (name, importer.path, level)
+        if key not in self._found:
+            self._found[key] = self._search([part for part in name.split(".") if part], importer.path, level)
+        found = self._found[key]
+        return self.load(found) if found is not None else None
+
+    def _index(self) -> None:
         known = [*self.modules, *self.unread]
+        self._indexed = len(known)
+        self._by_name, self._found = {}, {}
+        for path in known:
+            name = path.parent.name if path.name == "__init__.py" else path.stem
+            self._by_name.setdefault(name, []).append(path)
+
+    def _search(self, parts: list[str], importer: Path, level: int) -> Path | None:
         if level:
-            base = importer.path.parent
+            base = importer.parent
             for _ in range(level - 1):
                 base = base.parent
             wanted = [base.joinpath(*parts).with_suffix(".py") if parts else base / "__init__.py"]
             wanted.append(base.joinpath(*parts, "__init__.py"))
-            found = [path for path in wanted if path in known]
-        elif parts:
-            tails = ((*parts[:-1], parts[-1] + ".py"), (*parts, "__init__.py"))
-            found = [path for path in known if any(path.parts[-len(tail) :] == tail for tail in tails)]
-            found.sort(key=lambda path: -_shared(path, importer.path))
-        else:
-            found = []
-        return self.load(found[0]) if found else None
+            return next((path for path in wanted if path in self.modules or path in self.unread), None)
+        if not parts:
+            return None
+        tails = ((*parts[:-1], parts[-1] + ".py"), (*parts, "__init__.py"))
+        known = self._by_name.get(parts[-1], ())
+        found = [path for path in known if any(path.parts[-len(tail) :] == tail for tail in tails)]
+        return min(found, key=lambda path: -_shared(path, importer), default=None)
 
     def imported(
         self, statement: cst.Import | cst.ImportFrom, local: str, importer: Module
