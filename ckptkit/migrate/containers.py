@@ -1,4 +1,4 @@
-"""Origins of what literal tuples, lists and dicts hold, and of what is unpacked from a call."""
+"""Origins of what literal tuples, lists and dicts hold, and of what is unpacked from a call or a NamedTuple."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from .module import Module
-from .origin import CALL, NOTHING, Origin, Origins
+from .origin import CALL, INSTANCE, NOTHING, Origin, Origins
+from .record_fields import field_at
 
 if TYPE_CHECKING:
     from .flow import Flow
+
+DEEPEST = 3  # items of items that are told apart: `x = x[0]` in a loop has no last one
 
 
 def items(flow: Flow, module: Module, iterable: cst.BaseExpression) -> Origins:
@@ -37,8 +40,10 @@ def item(flow: Flow, origins: Origins, index: int) -> Origins:
         if isinstance(node, (cst.Tuple, cst.List)):
             if -len(node.elements) <= index < len(node.elements):
                 found |= flow.origins(origin.module, node.elements[index].value)
-        elif origin.kind == CALL:
+        elif origin.kind == CALL and origin.name.count("[") < DEEPEST:
             found |= {Origin(origin.module, node, CALL, f"{origin.name}[{index}]")}
+        elif origin.kind == INSTANCE and isinstance(node, cst.ClassDef):
+            found |= field_at(flow, origin.module, node, index)
     return found
 
 

@@ -239,7 +239,7 @@ def _spelled_out(draft: Draft, module: Module, node: cst.BaseExpression) -> str:
 
 
 def _default_of_flag(draft: Draft, flag: str = "deepspeed_config") -> str | None:
-    """The default that the program's argparse gives to a flag, if it is a literal."""
+    """The default that the program's argparse gives to a flag, if the text tells it."""
     found = set()
     for module in draft.flow.program:
         for call in module.every(cst.Call):
@@ -248,8 +248,9 @@ def _default_of_flag(draft: Draft, flag: str = "deepspeed_config") -> str | None
             names = [a.value for a in call.args if a.keyword is None and isinstance(a.value, cst.SimpleString)]
             if any(str(n.evaluated_value).lstrip("-").replace("-", "_") == flag for n in names):
                 default = argument_of(call, [], "default")
-                if isinstance(default, cst.SimpleString):
-                    found.add(str(default.evaluated_value))
+                path = _literal_path(draft, module, default) if default is not None else None
+                if path is not None:
+                    found.add(path)
     return found.pop() if len(found) == 1 else None
 
 

@@ -15,10 +15,12 @@ from libcst import metadata
 from libcst.helpers import get_full_name_for_node
 
 from .containers import items, subscript, unpacked
+from .fixpoint import Fixpoint
 from .module import Module
 from .names import PASS_CALLS, PASS_METHODS, canonical
 from .origin import CALL, CLASS, FUNCTION, INSTANCE, LITERAL, LITERALS, NAME, NOTHING, Origin, Origins
 from .program import Program
+from .record_fields import given
 from .syntax import argument_of, assigned_names, effect, is_store, returns, surely_ran
 
 
@@ -30,9 +32,7 @@ class Flow:
     defaults: set[int] = field(
         default_factory=set
     )  # ids of origin nodes that are defaults: other code may override them
-    _memo: dict[int, Origins] = field(default_factory=dict)
-    _busy: set[int] = field(default_factory=set)
-    _cut: set[int] = field(default_factory=set)  # expressions in work on whose own answer something asked for depends
+    _answers: Fixpoint = field(default_factory=Fixpoint)
     _stars: set[tuple[int, str]] = field(default_factory=set)
     _subclasses: dict[int, set[int]] = field(default_factory=dict)
     _callers: dict[int, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
@@ -45,21 +45,7 @@ class Flow:
 
     def origins(self, module: Module, node: cst.CSTNode) -> Origins:
         """All places where the value of an expression may have been made."""
-        key = id(node)
-        if key in self._memo:
-            return self._memo[key]
-        if key in self._busy:
-            self._cut.add(key)
-            return NOTHING
-        self._busy.add(key)
-        try:
-            found = self._expression(module, node)
-        finally:
-            self._busy.discard(key)
-            self._cut.discard(key)
-        if not self._cut:  # else the answer lacks what the expression at the start of the cycle will add
-            self._memo[key] = found
-        return found
+        return self._answers.answer(id(node), lambda: self._expression(module, node))
 
     def is_fixed(self, module: Module, node: cst.CSTNode) -> bool:
         """Whether an expression has only the origins that are seen: none is a default of a parameter or a field."""
@@ -89,7 +75,7 @@ class Flow:
         if owner is not None and wanted == "__init__":
             wanted = owner.name.value
         found = []
-        for where, call in self._calls_named(wanted):
+        for where, call in self.calls_named(wanted):
             target: cst.CSTNode = owner if owner is not None and function.name.value == "__init__" else function
             if any(o.node is target for o in self.origins(where, call.func)):
                 found.append((where, call))
@@ -290,7 +276,7 @@ class Flow:
         """Origins of an attribute of a class: what its body and its methods, or other code, store in it."""
         if id(owner) in seen:
             return NOTHING
-        found: Origins = NOTHING
+        found: Origins = given(self, owner, name)
         for where, target in self.stores(name):
             holders = {id(o.node) for o in self.origins(where, target.value) if o.kind in (INSTANCE, CLASS)}
             if id(owner) in holders or holders & self.derived(owner):
@@ -386,7 +372,8 @@ class Flow:
                 found |= self.origins(module, statement.value)
         return found
 
-    def _calls_named(self, name: str) -> list[tuple[Module, cst.Call]]:
+    def calls_named(self, name: str) -> list[tuple[Module, cst.Call]]:
+        """All calls in the program of something whose last name is `name`."""
         modules = list(self.program)
         if self._indexed != len(modules):
             self._calls_by_name = {}

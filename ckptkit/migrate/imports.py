@@ -370,11 +370,12 @@ def _add(draft: Draft, lines: list[str]) -> None:
         return
     if pieces:
         draft.after(anchor, *pieces)
-    stop = module.lines(anchor).stop
-    crowded = stop < len(module.text.content) and bool(module.text.line(stop).strip())
-    for number, text in enumerate(draft.helpers.values(), 1):
-        last = number == len(draft.helpers)
-        draft.after(anchor, ("",), ("",), (text,), *([("",), ("",)] if crowded and last else []), order=1)
+    at, blank = module.lines(anchor).stop, 0
+    while at < len(module.text.content) and not module.text.line(at).strip():
+        at, blank = module.text.line_end(at), blank + 1
+    gap = [("",)] * max(0, 2 - blank) if at < len(module.text.content) else []
+    for number, helper in enumerate(draft.helpers.values(), 1):
+        draft.after(anchor, ("",), ("",), (helper,), *(gap if number == len(draft.helpers) else []), order=1)
 
 
 def _code_between(module: Module, anchor: cst.CSTNode, line: cst.CSTNode, edited: list[int]) -> bool:

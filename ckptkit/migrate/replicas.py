@@ -84,6 +84,8 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
             continue
         wraps = [w for w in draft.all_wraps if w.source == "ddp" and not w.plan.refused]
         subjects = {w.module.code(w.subject.node) for w in wraps if w.subject is not None and w.module is peer.module}
+        if _is_given(peer, origin.node):
+            return True
         function = peer.module.function(origin.node)
         for call in peer.module.every(cst.Call):
             func = call.func
@@ -91,6 +93,18 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
                 continue
             near = peer.module.within(call, origin.node) or peer.module.function(call) is function
             if near and (peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects):
+                return True
+    return False
+
+
+def _is_given(draft: Draft, call: cst.Call) -> bool:
+    """Whether an argument of a call is made from a replicated model: `model.module.groups()`, `no_decay(model)`."""
+    for argument in call.args:
+        made: list[cst.CSTNode] = [argument.value]
+        made += [o.node for o in draft.origins(argument.value) if o.kind == CALL and o.module is draft.module]
+        for node in made:
+            names = draft.module.inside(node, cst.Name, cst.Attribute)
+            if any(_plain(draft, name) and draft.wraps_of(name, "ddp") for name in names):
                 return True
     return False
 

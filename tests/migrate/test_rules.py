@@ -110,7 +110,7 @@ def test_the_old_order_of_optim_state_dict_to_load(rewritten: Callable) -> None:
         "model = FSDP(model)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
         "osd = FSDP.optim_state_dict_to_load(saved, model, optimizer)\noptimizer.load_state_dict(osd)\n"
     )
-    assert "osd = saved\nset_optimizer_state_dict(model, optimizer, osd, options=StateDictOptions(full" in text
+    assert "osd = saved\nset_optimizer_state_dict(model, optimizer, own_steps(osd), options=StateDictOptions(full" in text
 
 
 def test_state_that_only_rank_0_loads_is_broadcast(rewritten: Callable) -> None:

@@ -92,3 +92,78 @@ def test_a_rule_writes_and_says_what_its_page_says(rule: str, migrated: Callable
 def test_the_copy_is_made_before_the_sharding(migrated: Callable[..., Any]) -> None:
     text = migrated(CASES["model_copies"][0]).text
     assert text.index("ema = copy.deepcopy(model)") < text.index("fully_shard(model")
+
+
+FSDP_HEAD = """
+from dataclasses import dataclass
+from typing import NamedTuple
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+"""
+
+
+@pytest.mark.parametrize("flag", ["", ", use_orig_params=False", ", use_orig_params=True"])
+def test_steps_of_full_states_are_parted_unless_each_parameter_had_its_own(
+    flag: str, migrated: Callable[..., Any]
+) -> None:
+    text = migrated(
+        f"{FSDP_HEAD}model = FSDP(nn.Linear(4, 4){flag})\noptimizer = torch.optim.Adam(model.parameters())\n"
+        "state = FSDP.optim_state_dict_to_load(model, optimizer, torch.load('x.pt'))\n"
+        "optimizer.load_state_dict(state)\n"
+    ).text
+    assert ("own_steps(state)" in text) == ("True" not in flag), text
+
+
+@pytest.mark.parametrize(
+    "head", ["class State(NamedTuple):", "@dataclass(frozen=True)\nclass State:"], ids=["NamedTuple", "dataclass"]
+)
+def test_a_model_is_followed_into_the_fields_of_a_record(head: str, migrated: Callable[..., Any]) -> None:
+    found = migrated(
+        f"{FSDP_HEAD}{head}\n    model: nn.Module\n    scaler: ShardedGradScaler\n\n\n"
+        "def make():\n    model = FSDP(nn.Linear(4, 4))\n    return State(model, scaler=ShardedGradScaler())\n\n\n"
+        "def clip(state: State):\n    state.model.clip_grad_norm_(1.0)\n\n\nclip(make())\n"
+    )
+    assert "torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)" in found.text
+    assert "scaler: torch.amp.GradScaler" in found.text
+    assert not found.report.manual, found.report.manual
+
+
+def test_a_named_tuple_is_unpacked(migrated: Callable[..., Any]) -> None:
+    text = migrated(
+        f"{FSDP_HEAD}class State(NamedTuple):\n    model: nn.Module\n    step: int\n\n\n"
+        "state = State(FSDP(nn.Linear(4, 4)), 0)\nmodel, step = state\nmodel.clip_grad_norm_(1.0)\n"
+    ).text
+    assert "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)" in text
+
+
+def test_an_optimizer_of_groups_that_the_model_makes_is_the_models(migrated: Callable[..., Any]) -> None:
+    text = migrated(
+        f"{HEAD}model = DDP(nn.Linear(4, 4))\noptimizer = torch.optim.SGD(model.module.groups(0.1), lr=0.1)\n"
+        "optimizer.load_state_dict(torch.load('x.pt'))\n"
+    ).text
+    assert "set_optimizer_state_dict(" in text and "named_state(model, optimizer, torch.load('x.pt'))" in text
+
+
+def test_a_deepspeed_config_beside_the_script_is_found_by_the_default_of_its_flag(
+    migrated: Callable[..., Any],
+) -> None:
+    text = migrated(
+        "import argparse\nimport os\nimport deepspeed\nfrom torch import nn\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--deepspeed_config", default=os.path.join(os.path.dirname(__file__), "ds.json"))\n'
+        "args = parser.parse_args()\nmodel = nn.Linear(4, 4)\nengine, optimizer, _, _ = deepspeed.initialize("
+        "args=args, model=model, model_parameters=model.parameters())\n",
+        others={"ds.json": CONFIG + "}"},
+    ).text
+    assert "lr=0.1" in text and "deepspeed.initialize" not in text
+
+
+def test_what_is_written_into_a_file_stands_apart_and_leaves_no_gaps(migrated: Callable[..., Any]) -> None:
+    text = migrated(
+        "import torch\nfrom torch import nn\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "from torch.distributed.fsdp import MixedPrecision\n\nSTEPS = 4\n\n\npolicy = MixedPrecision()\n\n\n"
+        "def train():\n    model = FSDP(nn.Linear(4, 4), mixed_precision=policy)\n    with model.no_sync():\n"
+        "        model(torch.ones(4)).sum().backward()\n"
+    ).text
+    assert "set_requires_gradient_sync(True)\n\n\nSTEPS = 4\n\n\ndef train" in text, text

@@ -19,8 +19,11 @@ Known limits: the order of positional arguments differs between the classes, whi
 
 from __future__ import annotations
 
+import libcst as cst
+
 from ..draft import Draft
 from ..grade import Grade
+from ..uses import is_annotation, is_check
 
 SOURCES = ("fsdp1",)
 SCALER = "torch.distributed.fsdp.ShardedGradScaler"
@@ -28,7 +31,13 @@ _PARAMETERS = ("device", "init_scale", "backoff_factor", "growth_factor", "growt
 
 
 def rewrite(draft: Draft) -> None:
-    """Rewrite every construction."""
+    """Rewrite every construction, annotation and isinstance check."""
+    for node in draft.module.every(cst.Name, cst.Attribute):
+        if isinstance(draft.module.parent(node), cst.Attribute) or draft.name(node) != SCALER:
+            continue
+        if not draft.module.skips(node) and (is_annotation(draft, node) or is_check(draft, node)):
+            draft.replace(node, f"{draft.need_module('torch')}.amp.GradScaler")
+            draft.note(node, Grade.EXACT, "the type of the scaler is torch.amp.GradScaler")
     for call in draft.calls(SCALER):
         if any(argument.star for argument in call.args):
             draft.todo(call, "ShardedGradScaler with unpacked arguments: use torch.amp.GradScaler")

@@ -21,6 +21,10 @@ After::
     osd = torch.load(path)
     set_optimizer_state_dict(model, optimizer, osd, options=StateDictOptions(full_state_dict=True))
 
+Of programs without use_orig_params=True a full state goes through `own_steps`, a function written into the file: all
+parameters of an FSDP1 unit had one step, which their files hold as one tensor, and which a loaded optimizer would
+count up once for each of them.
+
 In numbers: equal; the keys are the same set, in another order.
 
 Known limits: a plain `optimizer.state_dict()` on a sharded model, saved by torch.save, is a rank's own shard in FSDP1
@@ -34,7 +38,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
+from ..edit import Piece
 from ..grade import Grade
+from ..models import literal
 from ..names import FSDP
 from ..origin import CALL
 from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options, rank_guard
@@ -62,6 +68,12 @@ TO_LOAD = '''def optimizer_state_to_load(model, optimizer, state, **options):
     """Load an optimizer's state by parameter names; answers it as `optimizer.load_state_dict` takes it."""
     SET(model, optimizer, state, options=OPTIONS(**options))
     return optimizer.state_dict()'''
+OWN_STEPS = '''def own_steps(state):
+    """An optimizer state that FSDP1 wrote, with a step for each parameter: those of one unit shared a tensor."""
+    for values in state.get("state", {}).values():
+        if "step" in values:
+            values["step"] = DEEPCOPY(values["step"])
+    return state'''
 REKEYED = '''def rekeyed(state, model, optimizer=None, to_names=True):
     """An optimizer's state with names of parameters for keys in the place of numbers, or the other way round."""
     names = {param: name for name, param in model.named_parameters()}
@@ -183,6 +195,8 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
         quoted = draft.module.quote(load.args[0].value)
         if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state):
             quoted = (*quoted, " or {}")
+        if arguments:
+            quoted = _owned(draft, quoted)
         put = draft.need(STATE, "set_optimizer_state_dict")
         quote = draft.module.quote
         pieces = (
@@ -198,6 +212,21 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
         draft.replace(load, *pieces)
         draft.note(load, Grade.EXACT, "set_optimizer_state_dict converts and loads")
     return found
+
+
+def _owned(draft: Draft, state: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """A full state whose steps are nobody else's.
+
+    Without use_orig_params FSDP1 kept one step for a flat parameter, and wrote that tensor for each of its parameters
+    (torch 2.13 torch/distributed/fsdp/_optim_utils.py, `_unflatten_optim_state`). torch.save keeps that they are one,
+    and an optimizer that loads them counts the one up for each.
+    """
+    wraps = [wrap for wrap in draft.all_wraps if wrap.source == "fsdp1"]
+    if all(literal(draft, wrap.args.get("use_orig_params")) is True for wrap in wraps):
+        return state
+    if "own_steps" not in draft.helpers:
+        draft.helpers["own_steps"] = OWN_STEPS.replace("DEEPCOPY", draft.need("copy", "deepcopy"))
+    return ("own_steps(", *state, ")")
 
 
 def _load_options(draft: Draft, call: cst.Call, name: str, state: cst.BaseExpression) -> list[str] | None:
@@ -262,7 +291,10 @@ def _load_at_once(
     fallback = " or {}" if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state) else ""
     extra = "".join(f", {argument}" for argument in arguments)
     head = "optimizer_state_to_load("
-    draft.replace(call, head, *quote(model), ", ", *quote(optimizer), ", ", *quote(state), f"{fallback}{extra})")
+    loaded = (*quote(state), fallback)
+    if arguments:
+        loaded = _owned(draft, loaded)
+    draft.replace(call, head, *quote(model), ", ", *quote(optimizer), ", ", *loaded, f"{extra})")
     draft.note(call, Grade.EXACT, "the state is loaded here, and answered for a load that is out of sight")
 
 
