@@ -74,12 +74,15 @@ class Flow:
         wanted = function.name.value
         if owner is not None and wanted == "__init__":
             wanted = owner.name.value
-        found = []
-        for where, call in self.calls_named(wanted):
-            target: cst.CSTNode = owner if owner is not None and function.name.value == "__init__" else function
-            if any(o.node is target for o in self.origins(where, call.func)):
-                found.append((where, call))
-        if not self._cut:
+        target: cst.CSTNode = owner if owner is not None and function.name.value == "__init__" else function
+        found: list[tuple[Module, cst.Call]] = []
+
+        def collect() -> None:
+            for where, call in self.calls_named(wanted):
+                if any(o.node is target for o in self.origins(where, call.func)):
+                    found.append((where, call))
+
+        if self._answers.settled(collect):
             self._callers[key] = found
         return found
 
