@@ -217,13 +217,18 @@ class Draft:
         at = self.module.lines(line).start
         self._insert(at, lines, self.module.indent(node), order, before=True)
 
-    def after(self, node: cst.CSTNode, *lines: Line, order: int = 0, indent: str | None = None) -> None:
-        """Insert lines after the logical line that holds `node` (after the whole block of a compound statement)."""
+    def after(
+        self, node: cst.CSTNode, *lines: Line, order: int = 0, indent: str | None = None, outside: bool = False
+    ) -> None:
+        """Insert lines after the logical line that holds `node` (after the whole block of a compound statement).
+
+        With `outside` they stay where they are when an edit quotes that line elsewhere or unwraps it.
+        """
         line = self.module.line(node)
         at = self.module.lines(line).stop
         if isinstance(line, cst.SimpleStatementSuite):
             self.explode(node)
-        self._insert(at, lines, self.inner_indent(node) if indent is None else indent, order, before=False)
+        self._insert(at, lines, self.inner_indent(node) if indent is None else indent, order, before=outside)
 
     def into(self, block: cst.CSTNode, *lines: Line, order: int = 0) -> None:
         """Insert lines at the start of an indented block."""
@@ -282,7 +287,7 @@ class Draft:
         """The local name under which `from module import name` is (or will be) known at module level."""
         key = (module, name)
         if key not in self.needs:
-            known = self._bound_import(f"{module}.{name}")
+            known = self.bound_import(f"{module}.{name}")
             if known is None:
                 known = name if not self.taken(name) else self.fresh(f"torch_{name}")
                 self._taken.add(known)
@@ -293,16 +298,23 @@ class Draft:
         """The spelling under which a module is (or will be) known at module level: `torch`, `dist`."""
         key = (module, "")
         if key not in self.needs:
-            known = self._bound_import(module)
+            known = self.bound_import(module)
             if known is None:
                 known = alias or module
-                if alias and self.taken(alias):
+                mine = alias in self._taken or alias in self.module.names
+                if alias and mine and not self._goes(alias, module):
                     known = self.fresh(alias)
                 self._taken.add(known)
             self.needs[key] = known
         return self.needs[key]
 
-    def _bound_import(self, full: str) -> str | None:
+    def _goes(self, alias: str, module: str) -> bool:
+        """Whether a name is only bound by imports of DeepSpeed's double of a module, whose uses all change over."""
+        doubles = {"torch.distributed": ("deepspeed.comm", "deepspeed.comm.comm")}.get(module, ())
+        kept = any(wrap.source == "deepspeed" and wrap.plan.refused for wrap in self.all_wraps)
+        return not kept and any(self.bound_import(one) == alias for one in doubles)
+
+    def bound_import(self, full: str) -> str | None:
         """The name that a module-level import of this module binds to an API, if there is one."""
         for statement in self.module.tree.body:
             for small in getattr(statement, "body", ()) if isinstance(statement, cst.SimpleStatementLine) else ():

@@ -24,6 +24,9 @@ HELD = frozenset(
     "train_batch_size train_micro_batch_size_per_gpu optimizer_name".split()
 )
 
+INIT = ("deepspeed.zero.Init", "deepspeed.runtime.zero.Init", "deepspeed.runtime.zero.partition_parameters.Init")
+_LOADS = ("from_pretrained", "load_state_dict", "load", "to", "cuda", "item")  # need the values, or memory for them
+
 DEVICE = '''def local_device():
     """The device of this rank, which becomes the current one."""
     if not TORCH.cuda.is_available():
@@ -95,6 +98,31 @@ def setup_at(draft: Draft, node: cst.BaseExpression) -> Setup | None:
         if not same or (first.local and first.optimizer != other.optimizer):
             return None
     return first
+
+
+def partitioned(draft: Draft, wrap: Wrap) -> cst.Call | None:
+    """The `zero.Init` of a `with` of its own in which a wrap's model is made by its class alone, if there is one."""
+    if "zero.Init" in wrap.facts:
+        found = wrap.facts["zero.Init"]
+        return found if isinstance(found, cst.Call) else None
+    wrap.facts["zero.Init"] = None
+    subject, setup = wrap.subject, setup_of(draft, wrap)
+    if subject is None or isinstance(setup, Unknown) or entry(setup.tree, "zero_optimization.offload_param"):
+        return None
+    made = {id(origin.node) for origin in draft.flow.origins(subject.module, subject.node)}
+    for peer in draft.peers.values():
+        for call in peer.calls(*INIT):
+            statement = peer.module.statement(call)
+            single = isinstance(statement, cst.With) and len(statement.items) == 1
+            if not single or not isinstance(peer.module.parent(call), cst.WithItem):
+                continue
+            calls = peer.module.inside(statement.body, cst.Call)  # type: ignore[union-attr]
+            loads = any(isinstance(c.func, cst.Attribute) and c.func.attr.value in _LOADS for c in calls)
+            builds = any({id(o.node) for o in peer.origins(c)} & made for c in calls)
+            if builds and not loads and not any(argument.star for argument in call.args):
+                wrap.facts["zero.Init"] = call
+                return call
+    return None
 
 
 def constant(value: Any) -> bool:

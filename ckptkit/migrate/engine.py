@@ -10,7 +10,7 @@ from pathlib import Path
 import libcst as cst
 
 from ..errors import UsageError
-from . import blank, configs, imports, leftover, shard, stale
+from . import blank, configs, imports, leftover, shard, stale, sweep
 from .draft import Draft
 from .edit import OverlapError
 from .files import found_files, is_small, worth_parsing
@@ -156,7 +156,7 @@ def _rewrite(draft: Draft, active: tuple[Rule, ...]) -> None:
 
 def _finish(draft: Draft, file: SourceFile, sources: frozenset[str], report: Report) -> None:
     draft.rule = "imports"
-    imports.sweep(draft, sources)
+    sweep.sweep(draft, sources)
     stale.report(draft)
     draft.rule = "leftover"
     leftover.report(draft, sources)

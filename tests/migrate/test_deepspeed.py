@@ -118,7 +118,7 @@ KEPT = {
     "autotuning": ('config={"autotuning": {"enabled": true}, MORE}', "autotuning"),
     "curriculum": ('config={"curriculum_learning": {"enabled": true}, MORE}', "curriculum"),
     "mpu": ("mpu=mpu, config={MORE}", "model parallelism"),
-    "OneCycle": ('config={"scheduler": {"type": "OneCycle", "params": {}}, MORE}', "OneCycle"),
+    "a scheduler of its own": ('config={"scheduler": {"type": "Mine", "params": {}}, MORE}', "Mine"),
     "auto": ('config={"gradient_clipping": "auto", MORE}', "auto"),
     "a stage of the run": ('config={"zero_optimization": {"stage": args.stage}, MORE}', "run time"),
     "a file that is not there": ('config="nowhere.json"', "nowhere.json"),

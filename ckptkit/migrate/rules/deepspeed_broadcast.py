@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 
 from ..draft import Draft
-from ..ds_setup import local_device
+from ..ds_setup import local_device, partitioned
 from ..grade import Grade
 from ..plan import MODEL, Order
 from ..wraps import Wrap
@@ -43,6 +43,8 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     if not any(_INIT.search(module.text.masked) for module in draft.flow.program):
         wrap.plan.step(Order.DEVICE, f"if not {dist}.is_initialized():", f"{step}{dist}.init_process_group()")
         draft.note(wrap.call, Grade.EXACT, "deepspeed.initialize started the process group; now it is said")
+    if partitioned(draft, wrap) is not None:
+        return  # on the meta device there is nothing to send: the rule deepspeed-partitioned loads rank 0's weights
     name = local_device(draft)
     tensor = draft.throwaway("tensor", "state")
     wrap.plan.step(

@@ -113,7 +113,7 @@ def _comm(draft: Draft) -> None:
             continue
         if isinstance(parent, cst.Attribute) and draft.name(parent) == f"{name}.{parent.attr.value}":
             continue  # the longer name is rewritten
-        dist = draft.need_module("torch.distributed", "dist" if not module.names & {"dist"} else "torch_dist")
+        dist = draft.need_module("torch.distributed", "dist")
         draft.replace(node, f"{dist}.{name.removeprefix(prefix)}")
         draft.note(node, Grade.EXACT, "deepspeed.comm becomes torch.distributed")
 

@@ -24,6 +24,7 @@ import libcst as cst
 from ..draft import Draft
 from ..ds_config import Tree, Unknown, entry
 from ..ds_setup import constant, setup_of
+from ..schedules import PORTS
 from ..wraps import Wrap
 
 SOURCES = ("deepspeed",)
@@ -54,7 +55,6 @@ _SECTIONS = {
     "zero_optimization.zero_quantized_gradients": "quantized gradients (ZeRO++) are DeepSpeed's own",
 }
 _OPTIMIZERS = ("adam", "adamw", "adagrad")
-_SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "LRRangeTest")
 _ARGUMENTS = {
     "mpu": "a model parallelism unit: build the mesh with init_device_mesh",
     "mesh_param": "a mesh of data and sequence parallelism: build it with init_device_mesh",
@@ -100,7 +100,7 @@ def _reasons(tree: Tree) -> list[str]:
     if kind is not None and (not constant(kind) or (kind.lower() not in _OPTIMIZERS and not _of_torch(kind))):
         found.append(f"the optimizer {kind if constant(kind) else ''} is DeepSpeed's own: give one of torch.optim")
     scheduler = entry(tree, "scheduler.type")
-    if scheduler is not None and scheduler not in _SCHEDULERS:
+    if scheduler is not None and scheduler not in PORTS:
         shown = scheduler if constant(scheduler) else "of the run"
         found.append(f"the scheduler {shown} has no port: give one of torch.optim.lr_scheduler to the call")
     if entry(tree, "managed_gradient_accumulation", True) is False:
