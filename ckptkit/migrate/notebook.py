@@ -15,6 +15,7 @@ from .text import Text
 
 _MARK = "#%% ckptkit cell "
 _HEADS = re.compile(rf"^{re.escape(_MARK)}(\d+)\n", re.MULTILINE)
+_RAW_LINE = re.compile(r"(?:[^\\]|\\[^n])*?\\n|(?:[^\\]|\\[^n])+")  # a line of a JSON string, escapes and all
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # `!ls`, `%cd x`, `?name`, `name?`, and the values of `files = !ls`; group 1 is what stays.
 _MAGIC = re.compile(r"([ \t]*)(?:!|%%?[A-Za-z]|\?|[\w.]+\?{1,2}[ \t]*$)|([\w., \t\[\]'\"]+=[ \t]*)(?:!|%[A-Za-z])")
@@ -77,7 +78,10 @@ class Notebook:
     def _spelled(self, cell: Cell, source: str) -> str:
         as_ascii = self.raw.isascii() and "\\u" in self.raw
         if cell.node.kind != "array":
-            return json.dumps(source, ensure_ascii=as_ascii)
+            spelled = _RAW_LINE.findall(self.raw[cell.node.start + 1 : cell.node.stop - 1])
+            whole = {json.loads(f'"{line}"'): line for line in spelled}
+            lines = [whole.get(line) or json.dumps(line, ensure_ascii=as_ascii)[1:-1] for line in _LINE.findall(source)]
+            return f'"{"".join(lines)}"'
         items = cell.node.items
         known = {item.scalar: self.raw[item.start : item.stop] for item in items}
         lines = [
@@ -168,16 +172,18 @@ def _mask(body: str) -> str:
             return "".join(map(_comment, lines))
         lines[first] = _comment(lines[first])
     out: list[str] = []
-    goes_on = False  # a magic behind a backslash
+    goes_on = opens = False  # a magic behind a backslash; a block that must not stay empty
     for line in lines:
         magic = _MAGIC.match(line)
         kept = (magic.group(1) or magic.group(2) or "") if magic else ""
-        if goes_on or (magic and not kept):
+        if goes_on or (magic and not kept.strip() and not (kept and opens)):
             out.append(_comment(line))
         elif magic:
             out.append(kept + "0" + _comment(line[len(kept) + 1 :]))
         else:
             out.append(line)
+        if line.strip() and not line.lstrip().startswith("#"):
+            opens = not magic and line.partition("#")[0].rstrip().endswith(":")
         goes_on = bool(goes_on or magic) and line.rstrip("\r\n").endswith("\\")
     return "".join(out)
 
