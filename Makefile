@@ -16,10 +16,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[deepspeed,frameworks,test,lint]'
 	touch $@
 
-test: $(VENV)/.installed lint
+# DeepSpeed compiles its ops on first use, for minutes on a busy machine: not while a test is timed.
+$(TORCH_EXTENSIONS_DIR)/.built: $(VENV)/.installed
+	$(BIN)/python -c "from ckptkit.verify.deepspeed_ops import BUILDERS, build_ops; build_ops(*BUILDERS)"
+	touch $@
+
+test: $(TORCH_EXTENSIONS_DIR)/.built lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --maxfail 30
 
-test-fast: $(VENV)/.installed
+test-fast: $(TORCH_EXTENSIONS_DIR)/.built
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
 demo: $(VENV)/.installed

@@ -24,15 +24,15 @@ from .core.spec import Tensor
 from .core.transform import renamed, renaming, weights_only, with_dtype, with_weights
 from .dialects import ForFolders, Writes, dialects
 from .difference import Difference
-from .errors import CheckError, ExistsError, LossError, SourceError, TargetError, UsageError
+from .errors import CheckError, LossError, TargetError, UsageError
 from .formats import Limited, Writable, targets, writers
 from .io.move import move
 from .io.places import forget_open_files
 from .io.seals import check_seals
 from .io.stage import check_target, staged
 from .opened import OpenCheckpoint
-from .opening import find_source
 from .opening import open as open_checkpoint
+from .replaced import check_replaced
 from .ties import with_ties
 
 Check = Literal["none", "structure", "full"]
@@ -131,6 +131,8 @@ def convert(
     fsdp_param_dtype: str | None = None,
     param_names: Sequence[str] | None = None,
     model: str | None = None,
+    model_key: str | None = None,
+    optimizer_key: str | None = None,
     allow_drop: bool = False,
     overwrite: bool = False,
     check: Check = "full",
@@ -148,9 +150,11 @@ def convert(
     is removed then).
     """
     options = Options(
-        to, dialect, world_size, dtype, weights_only, weights, optimizer, optimizer_keys, flat_optimizer, prefix,
-        strip_prefix, tuple(rename), max_shard_size, ds_config, mesh, allow_drop, overwrite, check, workers,
-        None, tuple(fsdp_units), use_orig_params, fsdp_param_dtype,
+        to=to, dialect=dialect, world_size=world_size, dtype=dtype, weights_only=weights_only, weights=weights,
+        optimizer=optimizer, optimizer_keys=optimizer_keys, flat_optimizer=flat_optimizer, prefix=prefix,
+        strip_prefix=strip_prefix, rename=tuple(rename), max_shard_size=max_shard_size, ds_config=ds_config, mesh=mesh,
+        allow_drop=allow_drop, overwrite=overwrite, check=check, workers=workers, fsdp_units=tuple(fsdp_units),
+        use_orig_params=use_orig_params, fsdp_param_dtype=fsdp_param_dtype,
     )  # fmt: skip
     _check_options(options)
     target = Path(dst)
@@ -160,7 +164,10 @@ def convert(
         from .io.model import describe
 
         options = replace(options, model=describe(model))
-    source = open_checkpoint(src, format, source_dialect, param_names=param_names, model=options.model)
+    source = open_checkpoint(
+        src, format, source_dialect, param_names=param_names, model=options.model, model_key=model_key,
+        optimizer_key=optimizer_key,
+    )  # fmt: skip
     source = with_ties(source) if model is None else source
     return write_checkpoint(source, target, options, dry_run=dry_run, progress=progress)
 
@@ -327,7 +334,7 @@ def _said(container: Any, what: str, contents: Contents, options: WriteOptions) 
 
 def _write(prepared: _Prepared, target: Path, options: Options, progress: Callable[[str, int, int], None]) -> None:
     layout = prepared.plan.layout
-    _check_replaced(target)
+    check_replaced(target, {file.name for file in layout.files})
     total, done, lock = layout.size, 0, threading.Lock()
     _check_space(target, total)
 
@@ -369,20 +376,6 @@ def _read_back(
         values=options.check == "full",
         progress=lambda done, total: progress("check", done, total),
     )
-
-
-def _check_replaced(target: Path) -> None:
-    """`--overwrite` replaces a checkpoint: a folder goes as a whole, and may hold a person's other things."""
-    if not target.is_dir() or target.is_symlink() or not any(target.iterdir()):
-        return
-    try:
-        find_source(target, "auto", "auto")
-    except SourceError as error:
-        raise ExistsError(
-            f"{target} is a folder of other things than one checkpoint",
-            why=f"--overwrite would remove all of it; {error.why}",
-            hint=f"name a target in it, {target / 'converted'} for example, or remove it yourself",
-        ) from error
 
 
 def _check_space(target: Path, size: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .core.assemble import Hints, assemble
 from .core.checkpoint import Contents, ModelFacts
 from .core.options import ReadOptions
+from .core.pick import pick
 from .core.plan import check_coverage
 from .core.tree import outline
 from .dialects import Dialect, ForFolders, ForKeys, dialects
@@ -44,12 +45,15 @@ def open(
     *,
     param_names: Sequence[str] | None = None,
     model: str | ModelFacts | None = None,
+    model_key: str | None = None,
+    optimizer_key: str | None = None,
 ) -> OpenCheckpoint:
     """Open a checkpoint: its names, shapes, groups and extras, no tensor bytes.
 
     `format` and `dialect` name what is otherwise found from file names, headers and keys. `param_names` (the
     parameters in the order in which the optimizer got them) or `model` (`pkg.mod:factory`, built on the meta device,
-    or what that answered) say what a file with integer ids or flat parameters may leave open.
+    or what that answered) say what a file with integer ids or flat parameters may leave open. `model_key` and
+    `optimizer_key` (`netG`, `networks.generator`) choose one model of several, or one under a name that is not usual.
 
     Raises SourceError (missing, damaged, incomplete, unknown), its subclasses AmbiguousError and UnsafePickleError,
     and UsageError for a name that does not exist.
@@ -58,7 +62,7 @@ def open(
     # Files that were read before may have been replaced under their names since.
     forget_open_files()
     try:
-        return _open(where, format, dialect, param_names, model)
+        return _open(where, format, dialect, param_names, model, (model_key, optimizer_key))
     except OSError as error:
         raise SourceError(
             f"cannot read {where}", why=str(error), hint="check that the path is there and may be read"
@@ -66,7 +70,12 @@ def open(
 
 
 def _open(
-    where: Path, format: str, dialect: str, param_names: Sequence[str] | None, model: str | ModelFacts | None
+    where: Path,
+    format: str,
+    dialect: str,
+    param_names: Sequence[str] | None,
+    model: str | ModelFacts | None,
+    keys: tuple[str | None, str | None],
 ) -> OpenCheckpoint:
     if not where.exists():
         raise SourceError(
@@ -80,17 +89,20 @@ def _open(
     options = ReadOptions(Hints(tuple(param_names) if param_names is not None else None, facts))
     source = find_source(where, format, dialect)
     parts = {role: container.read(part, options) for role, (part, container) in source.parts.items()}
+    if any(keys):
+        parts[""] = replace(parts[""], tree=pick(parts[""].tree, *keys))
     chosen, evidence = (source.dialect, "") if source.dialect else _dialect_of(parts[""], dialect, where)
     assembled = assemble(chosen.read(parts), options.hints)
     check_coverage(assembled.entries.items())
     main = next(iter(parts.values()))
+    wrapped = f"every name began with {assembled.prefix!r}, a wrapper's: taken off" if assembled.prefix else ""
     sizes = [part.world_size for part in parts.values() if part.world_size is not None]
     return as_checkpoint(
         assembled,
         path=str(where),
         format=main.format,
         dialect=chosen.NAME,
-        evidence=tuple(text for text in (*source.evidence, evidence) if text),
+        evidence=tuple(text for text in (*source.evidence, evidence, wrapped) if text),
         world_size=max(sizes, default=None),
     )
 
@@ -200,5 +212,6 @@ def _dialect_of(contents: Contents, name: str, path: Path) -> tuple[Dialect, str
     raise SourceError(
         f"the keys of {path} follow no convention that ckptkit knows",
         why=f"it saw {outline(contents.tree)}",
-        hint=f"--dialect names one: {', '.join(sorted(dialects()))}; CONTRIBUTING.md shows how to add one",
+        hint="--model-key and --optimizer-key name the parts of one model, and the rest goes along as it is; "
+        f"--dialect names a convention: {', '.join(sorted(dialects()))}",
     )

@@ -78,6 +78,8 @@ def command(
         Path | None, typer.Option("--param-names", help="Names for integer ids, one a line.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="PKG.MOD:FACTORY", help="Builds the model.")] = None,
+    model_key: Annotated[str | None, typer.Option("--model-key", help="Where the model lies, as netG or a.b.")] = None,
+    optimizer_key: Annotated[str | None, typer.Option("--optimizer-key", help="Where its optimizer lies.")] = None,
     allow_drop: Annotated[bool, typer.Option("--allow-drop", help="Go on without what cannot be carried.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST once the new one is whole.")] = False,
     check: Annotated[Check, typer.Option("--check", help="Read back and compare.")] = Check.full,
@@ -119,6 +121,8 @@ def command(
             fsdp_param_dtype=fsdp_param_dtype,
             param_names=_lines(param_names) if param_names else None,
             model=model,
+            model_key=model_key,
+            optimizer_key=optimizer_key,
             allow_drop=allow_drop,
             overwrite=overwrite,
             check=check.value,

@@ -22,6 +22,8 @@ def command(
     source: Annotated[str, typer.Option("--from", metavar="FORMAT", help="Format or strategy.")] = "auto",
     dialect: Annotated[str, typer.Option("--dialect", metavar="NAME", help="Key convention.")] = "auto",
     model: Annotated[str | None, typer.Option("--model", metavar="PKG.MOD:FACTORY", help="Builds the model.")] = None,
+    model_key: Annotated[str | None, typer.Option("--model-key", help="Where the model lies, as netG or a.b.")] = None,
+    optimizer_key: Annotated[str | None, typer.Option("--optimizer-key", help="Where its optimizer lies.")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -31,7 +33,7 @@ def command(
     """
     from ckptkit.opening import open as open_checkpoint
 
-    checkpoint = open_checkpoint(path, source, dialect, model=model)
+    checkpoint = open_checkpoint(path, source, dialect, model=model, model_key=model_key, optimizer_key=optimizer_key)
     if as_json:
         print_json(described(checkpoint))
         return

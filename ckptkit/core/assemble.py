@@ -39,6 +39,7 @@ class Assembled:
     extras: dict[str, Tree] = field(default_factory=dict)
     drops: list[Drop] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    prefix: str = ""  # what wrappers had put before every name, taken off
 
 
 def assemble(state: State, hints: Hints | None = None) -> Assembled:
@@ -50,6 +51,7 @@ def assemble(state: State, hints: Hints | None = None) -> Assembled:
     hints = hints or Hints()
     out = Assembled(drops=list(state.drops), warnings=list(state.warnings))
     prefix = _prefix([clean(name) for name in state.model], hints)
+    out.prefix = prefix
     renamed = _renamed(state.model, prefix)
     model = {name: value for name, value in renamed.items() if isinstance(value, Tensor)}
     extra_state = {name: value for name, value in renamed.items() if not isinstance(value, Tensor)}

@@ -84,12 +84,16 @@ def read(parts: Mapping[str, Contents]) -> State:
             known = _RENAMED.get(name, name)
             # Two names of one role (`step` and `iteration`) keep their own names.
             extras[known if known not in extras and (known == name or known not in tree) else name] = value
+    others = [
+        name for name, value in extras.items() if isinstance(value, Mapping) and {"state", "param_groups"} <= set(value)
+    ]
+    carried = [f"the optimizer {name!r} goes along as it is: one optimizer is fitted to the target" for name in others]
     return State(
         model=tree[model],
         optimizer=nested_optimizer(tree[optimizer]) if optimizer else None,
         masters=masters,
         extras=extras,
-        warnings=contents.warnings,
+        warnings=(*contents.warnings, *carried),
         **contents.facts,
     )
 

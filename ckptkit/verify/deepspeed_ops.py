@@ -24,38 +24,44 @@ ABANDONED_SECONDS = 600.0  # one file of these ops compiles in 20 to 120 s on tw
 
 
 def build_ops(*names: str, abandoned_after: float = ABANDONED_SECONDS) -> None:
-    """Compiles the ops for CPU that are not compiled yet, in a process of its own that no time limit ends.
+    """Compiles the ops for CPU that are not compiled yet, each in a process of its own that no time limit ends.
 
     Does nothing without DeepSpeed. Raises CkptkitError for a lock that a killed compile left, and for a failed compile.
     """
     if importlib.util.find_spec("deepspeed") is None:
         return
     missing = [name for name in names if not _built(name)]
-    if not missing:
-        return
-    print(f"compiling DeepSpeed's {', '.join(missing)} (first use; a minute or two)", file=sys.stderr, flush=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckptkit.verify.deepspeed_ops", *missing],
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,  # Ctrl-C ends the caller, not a compile half way
-    )  # fmt: skip
+    if missing:
+        print(f"compiling DeepSpeed's {', '.join(missing)} (first use; a minute or two)", file=sys.stderr, flush=True)
+    # A session of their own: Ctrl-C ends the caller, not a compile half way.
+    compiles = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "ckptkit.verify.deepspeed_ops", name],
+            env={**os.environ, "DS_ACCELERATOR": "cpu"}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for name in missing
+    }  # fmt: skip
+    for name, process in compiles.items():
+        errors = _errors_of(process, name, abandoned_after)
+        if process.returncode:
+            raise CkptkitError(
+                f"DeepSpeed's op {name} did not compile",
+                why=(errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1],
+                hint="DeepSpeed's ds_report tells what is missing; it needs g++ and ninja",
+            )
+
+
+def _errors_of(process: subprocess.Popen[str], name: str, abandoned_after: float) -> str:
+    """What a compile wrote to stderr, when it has ended."""
     while True:
         try:
-            _, errors = process.communicate(timeout=2.0)
-            break
+            return process.communicate(timeout=2.0)[1]
         except subprocess.TimeoutExpired:
-            for name in missing:
-                if _abandoned(name, abandoned_after):
-                    process.kill()
-                    process.communicate()
-                    raise _lock_left(name) from None
-    if process.returncode:
-        raise CkptkitError(
-            f"DeepSpeed's {', '.join(missing)} did not compile",
-            why=(errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1],
-            hint="DeepSpeed's ds_report tells what is missing; it needs g++ and ninja",
-        )
+            if _abandoned(name, abandoned_after):
+                process.kill()
+                process.communicate()
+                raise _lock_left(name) from None
 
 
 def load_built_ops() -> None:
@@ -99,13 +105,12 @@ def _lock_left(name: str) -> CkptkitError:
     )
 
 
-def main(names: list[str]) -> None:
+def main(name: str) -> None:
     """The process of its own."""
     from deepspeed.accelerator import get_accelerator
 
-    for name in names:
-        get_accelerator().create_op_builder(BUILDERS[name]).load(verbose=False)
+    get_accelerator().create_op_builder(BUILDERS[name]).load(verbose=False)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

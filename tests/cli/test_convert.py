@@ -168,3 +168,48 @@ def test_overwrite_spares_a_folder_of_other_things(tmp_path: Path, capsys: Caps)
         result = ckptkit(capsys, "convert", source, folder, "--to", target, "--overwrite")
         assert result.code == 4 and "remove all of it" in result.err
     assert [path.name for path in folder.iterdir()] == ["notes.txt"] and len(list(tmp_path.iterdir())) == 2
+
+
+def test_overwrite_spares_what_lies_beside_a_checkpoint(tmp_path: Path, capsys: Caps) -> None:
+    """A folder of Hugging Face holds a config and a tokenizer: they are not the converter's to remove."""
+    source, folder = checkpoint(tmp_path / "a.pt"), tmp_path / "model"
+    args = ("--to", "safetensors", "--weights-only", "--max-shard-size", "8KB")
+    assert ckptkit(capsys, "convert", source, folder, *args).code == 0
+    (folder / "config.json").write_text("{}")
+    result = ckptkit(capsys, "convert", source, folder, *args, "--overwrite")
+    assert result.code == 4 and "  - config.json\n" in result.err and (folder / "config.json").exists()
+    (folder / "config.json").unlink()
+    result = ckptkit(capsys, "convert", source, folder, *args, "--overwrite")
+    assert result.code == 0, result.err
+
+
+def test_one_model_of_several(tmp_path: Path, capsys: Caps) -> None:
+    parts = {}
+    for name, width in (("G", 3), ("D", 5)):
+        model = torch.nn.Linear(width, width)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        parts |= {f"net{name}": model.state_dict(), f"opt{name}": optimizer.state_dict()}
+    torch.save({**parts, "epoch": 7}, tmp_path / "gan.pt")
+    result = ckptkit(capsys, "convert", tmp_path / "gan.pt", tmp_path / "out", "--to", "dcp")
+    assert result.code == 3 and "--model-key" in result.err
+    for name, width in (("G", 3), ("D", 5)):
+        keys = ("--model-key", f"net{name}", "--optimizer-key", f"opt{name}")
+        out = tmp_path / f"out{name}"
+        result = ckptkit(capsys, "convert", tmp_path / "gan.pt", out, "--to", "dcp", *keys)
+        assert result.code == 0, result.err
+        held = open_checkpoint(out)
+        assert torch.equal(held.read("weight", "exp_avg"), parts[f"opt{name}"]["state"][0]["exp_avg"])
+        assert held.read("weight").shape == (width, width)
+        assert held.extras["epoch"] == 7 and ("netD" if name == "G" else "netG") in held.extras
+    wrong = ckptkit(capsys, "inspect", tmp_path / "gan.pt", "--model-key", "netX")
+    assert wrong.code == 2 and "there is no 'netX'" in wrong.err
+    assert ckptkit(capsys, "inspect", tmp_path / "gan.pt", "--model-key", "epoch").code == 2
+
+
+def test_a_prefix_that_every_name_carries_is_said(tmp_path: Path, capsys: Caps) -> None:
+    source = checkpoint(tmp_path / "a.pt")
+    torch.save({"model": {f"module.{k}": v for k, v in torch.load(source)["model"].items()}}, tmp_path / "b.pt")
+    assert "every name began with 'module.'" in ckptkit(capsys, "inspect", tmp_path / "b.pt").out
+    assert "every name began" not in ckptkit(capsys, "inspect", source).out
