@@ -4,7 +4,7 @@ stable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from .origin import NOTHING, Origins
@@ -22,14 +22,16 @@ class Fixpoint:
     Without this every way through a circle would be gone again from each of its members: exponentially many.
     """
 
-    _known: dict[int, Origins] = field(default_factory=dict)
-    _depth: dict[int, int] = field(default_factory=dict)  # questions at work, by how many were at work before
+    _known: dict[Hashable, Origins] = field(default_factory=dict)
+    _depth: dict[Hashable, int] = field(default_factory=dict)  # questions at work, by how many were at work before
     _lowest: list[int] = field(default_factory=list)  # for each question at work: the outermost one it has asked for
-    _before: dict[int, Origins] = field(default_factory=dict)  # answers of the last round
-    _open: dict[int, tuple[Origins, int]] = field(default_factory=dict)  # answers of this round in a circle, with the
+    _before: dict[Hashable, Origins] = field(default_factory=dict)  # answers of the last round
+    _open: dict[Hashable, tuple[Origins, int]] = field(
+        default_factory=dict
+    )  # answers of this round in a circle, with the
     # outermost question that they depend on
 
-    def answer(self, key: int, work: Callable[[], Origins]) -> Origins:
+    def answer(self, key: Hashable, work: Callable[[], Origins]) -> Origins:
         """The answer of `work`, which may ask for further answers, itself included."""
         if key in self._known:
             return self._known[key]
@@ -70,9 +72,9 @@ class Fixpoint:
             del self._before[done]
         return found
 
-    def _close(self, opened: int) -> dict[int, Origins]:
+    def _close(self, opened: int) -> dict[Hashable, Origins]:
         """Take out the answers of circles that were opened after the first `opened`."""
-        closed: dict[int, Origins] = {}
+        closed: dict[Hashable, Origins] = {}
         while len(self._open) > opened:
             key, (found, _) = self._open.popitem()
             closed[key] = found

@@ -33,7 +33,6 @@ class Flow:
         default_factory=set
     )  # ids of origin nodes that are defaults: other code may override them
     _answers: Fixpoint = field(default_factory=Fixpoint)
-    _stars: set[tuple[int, str]] = field(default_factory=set)
     _subclasses: dict[int, set[int]] = field(default_factory=dict)
     _callers: dict[int, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
     _calls_by_name: dict[str, list[tuple[Module, cst.Call]]] = field(default_factory=dict)
@@ -136,10 +135,6 @@ class Flow:
 
     def _starred(self, module: Module, name: str) -> Origins:
         """Origins of a name that only a star import of a module of the program can have bound."""
-        key = (id(module), name)
-        if key in self._stars:
-            return NOTHING
-        self._stars.add(key)
         found: Origins = NOTHING
         for statement in module.every(cst.ImportFrom):
             if isinstance(statement.names, cst.ImportStar):
@@ -147,7 +142,6 @@ class Flow:
                 source = self.program.find(base or "", module, len(statement.relative))
                 if source is not None and source is not module:
                     found |= self.exported(source, name)
-        self._stars.discard(key)
         return found
 
     def _reaching(
@@ -195,6 +189,9 @@ class Flow:
 
     def exported(self, module: Module, name: str) -> Origins:
         """Origins of a module-level name of a module of the program."""
+        return self._answers.answer((id(module), name), lambda: self._global(module, name))  # modules import in circles
+
+    def _global(self, module: Module, name: str) -> Origins:
         scope = module.scope(module.tree.body[0]) if module.tree.body else None
         if scope is None:
             return NOTHING

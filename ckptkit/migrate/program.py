@@ -69,7 +69,8 @@ class Program:
             return None
         tails = ((*parts[:-1], parts[-1] + ".py"), (*parts, "__init__.py"))
         known = self._by_name.get(parts[-1], ())
-        found = [path for path in known if any(path.parts[-len(tail) :] == tail for tail in tails)]
+        fits = (path for path in known if any(path.parts[-len(tail) :] == tail for tail in tails))
+        found = [path for path in fits if path != importer]  # `datasets.py` imports another `datasets`
         return min(found, key=lambda path: -_shared(path, importer), default=None)
 
     def imported(
