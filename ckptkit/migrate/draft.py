@@ -43,6 +43,7 @@ class Draft:
     deleted: list[cst.CSTNode] = field(default_factory=list)
     sweepable: list[cst.CSTNode] = field(default_factory=list)  # assignments to delete once nothing shows their names
     helpers: dict[str, str] = field(default_factory=dict)  # functions to be written into the file, by name
+    leaves: dict[int, Edit] = field(default_factory=dict)  # where the other ranks leave a function, by its id
     commands: list[str] = field(default_factory=list)  # `ckptkit convert` lines for checkpoints that the script loads
     _taken: set[str] = field(default_factory=set)
     _throwaways: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -187,8 +188,8 @@ class Draft:
         for first, second in itertools.pairwise(smalls):
             self.replace_span(Span(self.module.span(first).stop, self.module.span(second).start), newline)
 
-    def unwrap(self, statement: cst.With) -> bool:
-        """Take the `with` line away and its body one level out. False where that would shift a text of several
+    def unwrap(self, statement: cst.With | cst.If) -> bool:
+        """Take the `with` or `if` line away and its body one level out. False where that would shift a text of several
         lines.
         """
         module, body = self.module, statement.body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from .draft import Draft
+from .early_return import gather_and_leave, guarded
 from .grade import Grade
 from .plan import Line
 from .state import is_rank_test, rank_guard
@@ -13,6 +14,11 @@ from .state import is_rank_test, rank_guard
 def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
     """Replace a call by what all ranks must run; under a rank guard it is made before the guard, under a name."""
     guard = rank_guard(draft, call)
+    test = guarded(draft, call) if guard is None else ""
+    if test:
+        gather_and_leave(draft, call, test, pieces, name)
+        draft.note(call, Grade.EXACT, f"{message}: all ranks call this, and those that do not write leave after it")
+        return
     if guard is None:
         draft.replace(call, *pieces)
         draft.note(call, Grade.EXACT, message)
@@ -30,6 +36,12 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     draft.before(guard, *before_guard(draft, guard, (f"{name} = ", *pieces)))
     draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before the rank guard")
     report_guarded_callers(draft, call)
+
+
+def of_one_rank(draft: Draft, node: cst.CSTNode) -> bool:
+    """Whether only rank 0 needs what is gathered in a function that all ranks will call: not where each node writes."""
+    test = guarded(draft, node)
+    return bool(test) and "local" not in test.lower()
 
 
 def before_guard(draft: Draft, guard: cst.If, line: Line) -> list[Line]:

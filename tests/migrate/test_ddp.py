@@ -108,11 +108,12 @@ def test_evaluating_on_rank_0_alone_is_reported(migrated: Callable) -> None:
 
 def test_a_function_that_saves_is_reported_where_only_rank_0_calls_it(migrated: Callable) -> None:
     code = IMPORT + (
-        "def save(model):\n    torch.save(model.module.state_dict(), 'x.pt')\n\n\nmodel = DDP(net)\n"
+        "def save(model):\n    print('saving')\n    torch.save(model.module.state_dict(), 'x.pt')\n\n\n"
+        "model = DDP(net)\n"
         "if dist.get_rank() == 0:\n    save(model)\n"
     )
     found = migrated(code)
-    assert [(f.rule, f.line) for f in found.report.manual] == [("model-state-dict", 10)]
+    assert [(f.rule, f.line) for f in found.report.manual] == [("model-state-dict", 11)]
 
 
 def test_unused_parameters_are_graded_numerics(migrated: Callable) -> None:

@@ -167,3 +167,65 @@ def test_what_is_written_into_a_file_stands_apart_and_leaves_no_gaps(migrated: C
         "        model(torch.ones(4)).sum().backward()\n"
     ).text
     assert "set_requires_gradient_sync(True)\n\n\nSTEPS = 4\n\n\ndef train" in text, text
+
+
+SAVE = """
+def save(model, path):
+    torch.save(model.state_dict(), path)
+
+
+def main(rank, path):
+    model = DDP(nn.Linear(4, 4))
+"""
+
+
+def test_a_function_that_only_rank_0_called_is_called_by_all_and_left_early(migrated: Callable[..., Any]) -> None:
+    found = migrated(
+        f"{HEAD}{SAVE}    for step in range(4):\n"
+        "        if rank == 0 and step % 2 == 0:\n            save(model, path)\n"
+    )
+    assert not found.report.manual, found.report.manual
+    gathered = (
+        "model_state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+    )
+    assert (
+        f"    {gathered}\n    if dist.get_rank() != 0:\n        return\n    torch.save(model_state, path)\n"
+        in found.text
+    )
+    assert "        if step % 2 == 0:\n            save(model, path)\n" in found.text
+
+
+def test_a_call_at_the_end_of_a_guard_moves_behind_it(migrated: Callable[..., Any]) -> None:
+    found = migrated(
+        f'{HEAD}{SAVE}    if rank == 0:\n        print("x")\n        if path:\n            save(model, path)\n'
+    )
+    assert not found.report.manual, found.report.manual
+    assert '    if rank == 0:\n        print("x")\n    if path:\n        save(model, path)\n' in found.text
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        "    if rank == 0:\n        path = path + 'x'\n        save(model, path)\n",
+        "    if rank == 0:\n        save(model, path)\n    else:\n        print(rank)\n",
+        "    if rank == 0:\n        save(model, path)\n        print(path)\n",
+        "    if rank == 0:\n        for name in path:\n            save(model, name)\n",
+        "    if local_rank == 0:\n        save(model, path)\n",
+    ],
+    ids=["a name of rank 0", "else", "something after it", "a loop", "one of each node"],
+)
+def test_a_call_that_cannot_leave_its_guard_stays_for_a_person(guarded: str, migrated: Callable[..., Any]) -> None:
+    found = migrated(f"{HEAD}{SAVE}{guarded}")
+    assert "all ranks must call save" in found.text and len(found.report.manual) == 1
+
+
+def test_a_method_asks_its_object_for_the_rank_as_its_caller_did(migrated: Callable[..., Any]) -> None:
+    text = migrated(
+        f"{HEAD}class T:\n    def __init__(self):\n        self.local_rank = 0\n"
+        "        self.model = DDP(nn.Linear(4, 4))\n\n"
+        "    def save(self):\n        state = self.model.module.state_dict()\n        torch.save(state, 'x.pt')\n\n"
+        "    def train(self):\n        if self.local_rank == 0:\n            self.save()\n"
+    ).text
+    whole = "state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))"
+    assert f"        {whole}\n        if self.local_rank != 0:\n            return\n" in text  # every node writes
+    assert "    def train(self):\n        self.save()\n" in text

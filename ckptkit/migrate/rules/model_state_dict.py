@@ -19,6 +19,10 @@ After::
 
 In numbers: equal.
 
+A function that gathers a DDP model's state and was called under `if rank == 0:` only is called by all ranks: the guard
+goes from the calls, and `if dist.get_rank() != 0: return` stands behind what is gathered. Where the calls cannot be
+taken out of their guards, or the function does more than assign above it, a TODO stands at the calls.
+
 With DDP the names of `model.state_dict()` had the prefix `module.`; those of the sharded model have none. Loading
 takes old files as well.
 
@@ -32,7 +36,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..gather import before_guard, report_guarded_callers
+from ..gather import before_guard, gather, of_one_rank, report_guarded_callers
 from ..grade import Grade
 from ..names import FSDP
 from ..replicas import replicated
@@ -106,8 +110,14 @@ def _saves(draft: Draft) -> None:
         guard = rank_guard(draft, call)
         if guard is not None and kind.name == "FULL":
             arguments = ["full_state_dict=True", "cpu_offload=True"]
+        replicas = any(wrap.source == "ddp" for wrap in wraps)
+        if replicas and guard is None and of_one_rank(draft, call):
+            arguments = ["full_state_dict=True", "cpu_offload=True"]
         pieces = (f"{get}(", *draft.module.quote(call.func.value), options(draft, arguments), ")")
-        if any(wrap.source == "ddp" for wrap in wraps):
+        if replicas and guard is None:
+            gather(draft, call, pieces, "model_state", "state_dict becomes get_model_state_dict (full)")
+            continue
+        if replicas:
             report_guarded_callers(draft, call)
         if guard is not None:
             _hoist(draft, call, guard, pieces)
