@@ -1,12 +1,19 @@
-"""Whole training programs in varied styles: a directory each, migrated as one program, run before and after."""
+"""Whole training programs in varied styles: a directory each, migrated as one program, run before and after.
+
+Those that save and resume do so across the migration: the original trains to half way and saves, and the migrated
+program goes on. It reads the original's files as they are, or what the `ckptkit convert` that migrate names made of
+them.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+from ckptkit.cli.main import main
 from harness import SCRIPTS, Runner
 from test_pairs import assert_alike, largest_difference
 
@@ -14,7 +21,34 @@ from ckptkit import migrate
 
 PROGRAMS = sorted(path.parent for path in (SCRIPTS.parent / "programs").glob("*/before"))
 IDS = [program.name for program in PROGRAMS]
-WORLD = {"spawn_gan": 1}  # this one starts its ranks itself
+WORLD = {"spawn_gan": 1, "spawn_ema": 1}  # these start their ranks themselves
+TIMEOUT = 180
+
+
+def text(folder: Path) -> str:
+    return "".join(path.read_text() for path in sorted(folder.rglob("*.py")))
+
+
+def bound(program: Path) -> float:
+    found = re.search(r"^# bound: (\S+) ", (program / "before" / "train.py").read_text(), re.MULTILINE)
+    return float(found.group(1)) if found else 1e-6
+
+
+def is_deepspeed(program: Path) -> bool:
+    return "deepspeed" in text(program / "before")
+
+
+RESUMING = [program for program in PROGRAMS if "--resume" in text(program / "before")]
+# Only DeepSpeed reads what DeepSpeed writes. FSDP2 reads whole tensors and sharded checkpoints of FSDP1 as they are.
+KINDS = [
+    (p, kind) for p in RESUMING for kind in ("as it is", "converted") if kind == "converted" or not is_deepspeed(p)
+]
+SPLIT = {"recipes"}  # saves model and optimizer as two files: the optimizer's alone is no checkpoint to convert
+
+
+def run(runner: Runner, program: Path, side: str, cwd: Path, *args: str) -> dict:
+    script = program / side / "train.py"
+    return runner.run(script, cwd=cwd, world=WORLD.get(program.name, 2), timeout=TIMEOUT, args=args)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=IDS)
@@ -22,33 +56,74 @@ def test_before_becomes_after(program: Path, tmp_path: Path) -> None:
     shutil.copytree(program / "before", tmp_path / "run", ignore=shutil.ignore_patterns("__pycache__"))
     report = migrate.run([tmp_path / "run"], write=True)
     assert not report.failed and not report.manual, (report.failed, report.manual)
-    for after in (program / "after").glob("*.py"):
-        assert (tmp_path / "run" / after.name).read_text() == after.read_text(), after.name
+    names = [{path.relative_to(top) for path in top.rglob("*.py")} for top in (tmp_path / "run", program / "after")]
+    assert names[0] == names[1]
+    for name in sorted(names[0]):
+        assert (tmp_path / "run" / name).read_text() == (program / "after" / name).read_text(), name
     assert not migrate.run([tmp_path / "run"]).changed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=IDS)
 def test_both_train_alike(program: Path, runner: Runner, tmp_path: Path) -> None:
-    bound = re.search(r"^# bound: (\S+) ", (program / "before" / "train.py").read_text(), re.MULTILINE)
     records = []
     for side in ("before", "after"):
         (tmp_path / side).mkdir()
-        world = WORLD.get(program.name, 2)
-        records.append(runner.run(program / side / "train.py", cwd=tmp_path / side, world=world, timeout=120))
-    assert_alike(*records, float(bound.group(1)) if bound else 1e-6)
+        records.append(run(runner, program, side, tmp_path / side))
+    assert_alike(*records, bound(program))
+
+
+def converted(program: Path, folder: Path) -> str:
+    """The path that a command of migrate's report writes for the checkpoint `old` in a folder."""
+    commands = migrate.run([program / "before"]).commands
+    assert len(commands) == 1 and commands[0].startswith("ckptkit convert {"), commands
+    _, command, source, target, *options = shlex.split(re.sub(r"\{[^}]*\}", str(folder / "old"), commands[0]))
+    assert main([command, source, target, *options]) == 0
+    return target
 
 
 @pytest.mark.slow
-def test_the_migrated_program_resumes_from_a_checkpoint_of_the_original(runner: Runner, tmp_path: Path) -> None:
-    before, after = (SCRIPTS.parent / "programs" / "resume" / side / "train.py" for side in ("before", "after"))
-    whole = runner.run(before, cwd=tmp_path)
-    first = runner.run(before, cwd=tmp_path, args=("--save", "old.pt"))
-    rest = runner.run(after, cwd=tmp_path, args=("--resume", "old.pt"))
-    assert first["losses"] + rest["losses"] == whole["losses"]
-    assert largest_difference(whole["weights"], rest["weights"]) == 0.0
-    # The control: without the optimizer's state the losses part.
-    code = after.read_text().replace("    set_optimizer_state_dict(", "    (lambda *a, **k: None)(")
-    (tmp_path / "control.py").write_text(code)
-    lost = runner.run(tmp_path / "control.py", cwd=tmp_path, args=("--resume", "old.pt"))
-    assert largest_difference(rest["losses"], lost["losses"]) > 1e-4
+@pytest.mark.parametrize(("program", "kind"), KINDS, ids=[f"{p.name}-{kind.replace(' ', '_')}" for p, kind in KINDS])
+def test_the_migrated_program_goes_on_where_the_original_stopped(
+    program: Path, kind: str, runner: Runner, tmp_path: Path
+) -> None:
+    if kind == "converted" and program.name in SPLIT:
+        pytest.skip("two files")
+    whole = run(runner, program, "before", tmp_path)
+    first = run(runner, program, "before", tmp_path, "--save", "old")
+    source = converted(program, tmp_path) if kind == "converted" else "old"
+    if is_deepspeed(program):
+        source = "old"  # the flag stays: the migrated program finds what was written beside the old folder
+    rest = run(runner, program, "after", tmp_path, "--resume", source)
+    assert 0 < len(first["losses"]) < len(whole["losses"])
+    joined = {**rest, "losses": first["losses"] + rest["losses"]}
+    for key in ("losses", "weights"):
+        difference = largest_difference(whole[key], joined[key])
+        assert difference <= bound(program), f"{key} differ by {difference:.3g}"
+
+
+@pytest.mark.slow
+def test_without_the_optimizers_state_the_losses_part(runner: Runner, tmp_path: Path) -> None:
+    program = SCRIPTS.parent / "programs" / "resume"
+    run(runner, program, "before", tmp_path, "--save", "old")
+    rest = run(runner, program, "after", tmp_path, "--resume", "old")
+    code = (program / "after" / "train.py").read_text()
+    lost = code.replace("    set_optimizer_state_dict(", "    (lambda *a, **k: None)(")
+    assert lost != code
+    (tmp_path / "control.py").write_text(lost)
+    control = runner.run(tmp_path / "control.py", cwd=tmp_path, args=("--resume", "old"))
+    assert largest_difference(rest["losses"], control["losses"]) > 1e-4
+
+
+@pytest.mark.slow
+def test_steps_that_a_unit_of_fsdp1_shared_must_be_parted(runner: Runner, tmp_path: Path) -> None:
+    program = SCRIPTS.parent / "programs" / "recipes"
+    run(runner, program, "before", tmp_path, "--save", "old")
+    rest = run(runner, program, "after", tmp_path, "--resume", "old")
+    shutil.copytree(program / "after", tmp_path / "control", ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "control" / "model_checkpointing" / "checkpoint_handler.py"
+    code = path.read_text()
+    path.write_text(code.replace("own_steps(optim_state)", "optim_state"))
+    assert path.read_text() != code
+    control = run(runner, tmp_path, "control", tmp_path, "--resume", "old")
+    assert largest_difference(rest["weights"], control["weights"]) > 1e-3
