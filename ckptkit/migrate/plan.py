@@ -64,6 +64,7 @@ class ShardPlan:
     root_kwargs: dict[str, Line] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
     policy: Line | None = None
+    walker: tuple[str, str] = ("shard_by_policy", "policy")  # the function that applies it, and its parameter
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict)  # kwarg -> wished variable, if used twice
     steps: list[Step] = field(default_factory=list)
     claimed: set[str] = field(default_factory=set)

@@ -81,7 +81,9 @@ class _Parts:
             return None
         stack: list[int] = []
         pairs: list[tuple[int, int]] = []
-        commas, equals, stop = [], [], len(line)
+        commas: list[int] = []
+        equals: list[int] = []
+        stop = len(line)
         for at, text, kind in marks:
             if kind == token.COMMENT:
                 stop = at
@@ -131,7 +133,8 @@ def _split_last(parts: _Parts, indent: str, step: str, limit: int) -> list[str] 
             first = next(at for at, text in outer if text == "for")
             items = _clauses(body, [at for at, text in outer if text in ("for", "if") and at >= first])
         else:
-            items = _clauses(body, [at for at, text in outer if text in ("and", "or")])
+            splits = ("if", "else") if "else" in words else ("and", "or")
+            items = _clauses(body, [at for at, text in outer if text in splits])
         return [head, *(inner + item for item in items), tail]
     return None
 
@@ -141,7 +144,7 @@ def _outer(marks: list[tuple[int, str, int]]) -> list[tuple[int, str]]:
     depth, found = 0, []
     for at, text, _ in marks:
         depth += (text in _OPEN) - (text in _CLOSE)
-        if depth == 0 and text in (",", "for", "if", "and", "or", "lambda"):
+        if depth == 0 and text in (",", "for", "if", "else", "and", "or", "lambda"):
             found.append((at, text))
     return found
 

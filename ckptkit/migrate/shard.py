@@ -146,7 +146,7 @@ def _calls(draft: Draft, wrap: Wrap, call: str, children: dict[str, Line], root:
             ignored["ignored"] = (*taken, " | ", *plan.ignored) if plan.ignored is not None else taken
         step = draft.module.step()
         lines.append(
-            _call("shard_by_policy", MODEL, {"policy": plan.policy, **ignored, **children}, "", step, base=base)
+            _call(plan.walker[0], MODEL, {plan.walker[1]: plan.policy, **ignored, **children}, "", step, base=base)
         )
     lines.append(_call(call, MODEL, root, "", draft.module.step(), base=base))
     return lines

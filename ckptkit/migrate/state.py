@@ -5,14 +5,18 @@ ranks.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
 from .draft import Draft
+from .edit import Piece
 from .names import FSDP
 from .origin import CALL, LITERAL
+from .plan import Line
 from .rule import spell_at
+from .shard import negated
 from .syntax import argument_of
 from .wraps import Value, dict_entries
 
@@ -41,25 +45,30 @@ class Kind:
     optim_offload: bool = True  # default of FullOptimStateDictConfig in torch 2.13
     optim_rank0: bool = False
     settled_by: cst.Call | None = None
-    test: str = ""
+    test: Line = ()
 
     @property
     def left(self) -> bool:
         """Whether what it means for a state dict is a person's matter."""
         return self.name in ("LOCAL", "")
 
-    def model_options(self) -> list[str]:
+    @property
+    def is_full(self) -> Line:
+        """The option that says at run time whether it is FULL."""
+        return ("full_state_dict=", *self.test)
+
+    def model_options(self) -> list[str | Line]:
         """Arguments of StateDictOptions for reading the model's state."""
         if self.name == "CHOSEN":
-            return [f"full_state_dict={self.test}"]
+            return [self.is_full]
         if self.name != "FULL":
             return ["cpu_offload=True"] if self.offload else []
         return ["full_state_dict=True", *(["cpu_offload=True"] if self.rank0 else [])]
 
-    def optimizer_options(self) -> list[str]:
+    def optimizer_options(self) -> list[str | Line]:
         """Arguments of StateDictOptions for reading the optimizer's state."""
         if self.name == "CHOSEN":
-            return [f"full_state_dict={self.test}"]
+            return [self.is_full]
         if self.name != "FULL":
             return ["cpu_offload=True"] if self.optim_offload and self.settled_by is not None and self.offload else []
         return ["full_state_dict=True", *(["cpu_offload=True"] if self.optim_rank0 else [])]
@@ -203,10 +212,10 @@ def _restored(draft: Draft, chosen: Value | None) -> Kind | None:
     return None
 
 
-def _type(draft: Draft, call: cst.Call, chosen: Value | None) -> tuple[str, str]:
+def _type(draft: Draft, call: cst.Call, chosen: Value | None) -> tuple[str, Line]:
     """The name of a state dict type; with CHOSEN the test, valid at the call, of whether it is FULL."""
     if chosen is None:
-        return "", ""
+        return "", ()
     names = {
         origin.name.removeprefix(TYPES).removesuffix("_STATE_DICT")
         for origin in draft.flow.origins(chosen.module, chosen.node)
@@ -214,19 +223,17 @@ def _type(draft: Draft, call: cst.Call, chosen: Value | None) -> tuple[str, str]
     }
     fixed = draft.flow.is_fixed(chosen.module, chosen.node)
     if len(names) == 1 and draft.flow.name(chosen.module, chosen.node) and fixed:
-        return names.pop(), ""
+        return names.pop(), ()
     if "LOCAL" in names or chosen.module is not draft.module or not spell_at(draft.module, call, chosen.node):
-        return "", ""
+        return "", ()
     node = chosen.node
     if isinstance(node, cst.IfExp) and names == {"FULL", "SHARDED"}:
         full_first = draft.name(node.body) == TYPES + "FULL_STATE_DICT"
-        test = draft.code(node.test)
-        simple = isinstance(node.test, (cst.Name, cst.Attribute, cst.Call))
-        return "CHOSEN", test if full_first else f"not {test}" if simple else f"not ({test})"
+        return "CHOSEN", draft.module.quote(node.test) if full_first else negated(draft.module, node.test)
     kinds = draft.need("torch.distributed.fsdp", "StateDictType")
-    text = draft.code(node)
-    simple = isinstance(node, (cst.Name, cst.Attribute, cst.Call, cst.Subscript))
-    return "CHOSEN", f"{text if simple else f'({text})'} == {kinds}.FULL_STATE_DICT"
+    simple = isinstance(node, (cst.Name, cst.Attribute, cst.Call, cst.Subscript)) or bool(node.lpar)
+    text = draft.module.quote(node)
+    return "CHOSEN", (*(text if simple else ("(", *text, ")")), f" == {kinds}.FULL_STATE_DICT")
 
 
 def model_of(draft: Draft, call: cst.Call) -> cst.BaseExpression | None:
@@ -267,12 +274,15 @@ def _config(draft: Draft, given: Value | None, offload: bool) -> tuple[bool, boo
     return offload, False
 
 
-def options(draft: Draft, arguments: list[str]) -> str:
+def options(draft: Draft, arguments: Sequence[str | Line]) -> Line:
     """`, options=StateDictOptions(...)`, or nothing."""
     if not arguments:
-        return ""
+        return ()
     name = draft.need(STATE, "StateDictOptions")
-    return f", options={name}({', '.join(arguments)})"
+    pieces: list[Piece] = [f", options={name}("]
+    for index, argument in enumerate(arguments):
+        pieces += [*([", "] if index else []), *((argument,) if isinstance(argument, str) else argument)]
+    return (*pieces, ")")
 
 
 def only_on_rank_0(draft: Draft, node: cst.BaseExpression) -> bool:

@@ -76,7 +76,7 @@ def _save(draft: Draft, call: cst.Call, optimizer: cst.BaseExpression, model: cs
     get = draft.need(STATE, "get_optimizer_state_dict")
     on_rank_0 = ["cpu_offload=True"] if rank_guard(draft, call) is not None or of_one_rank(draft, call) else []
     arguments = options(draft, ["full_state_dict=True", *on_rank_0])
-    pieces = (f"{get}({draft.code(model)}, ", *draft.module.quote(optimizer), arguments, ")")
+    pieces = (f"{get}({draft.code(model)}, ", *draft.module.quote(optimizer), *arguments, ")")
     gather(draft, call, pieces, "optimizer_state", "the optimizer's state is gathered by parameter names")
 
 
@@ -97,6 +97,8 @@ def _load(draft: Draft, call: cst.Call, optimizer: cst.BaseExpression, model: cs
         *quote(optimizer),
         ", ",
         *quote(state),
-        f"){arguments})",
+        ")",
+        *arguments,
+        ")",
     )
     draft.note(call, Grade.EXACT, "the optimizer's state is loaded by names, from old files too")

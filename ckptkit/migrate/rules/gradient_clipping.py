@@ -19,6 +19,8 @@ In numbers: the norm is summed in another order, so that it may differ in the la
 `torch.nn.utils.clip_grad_norm_` on an FSDP1 model clipped each rank by the norm of its own shard, which is no
 clipping by the norm of the model: such a call is graded numerics, because with FSDP2 it does what it says.
 
+Where a model is sharded in some runs only, the function `whole`, written into the file, gathers what is a DTensor.
+
 Known limits: with ignored modules that have gradients the function raises on the mix of tensors: clip the two groups
 apart.
 """
@@ -33,6 +35,10 @@ from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, requoted
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1",)
+_TENSOR = "torch.distributed.tensor"
+HELPER = '''def whole(norm):
+    """A norm as a plain tensor: that of a sharded model is a DTensor."""
+    return norm.full_tensor() if isinstance(norm, DTENSOR) else norm'''
 
 
 def rewrite(draft: Draft) -> None:
@@ -51,9 +57,11 @@ def rewrite(draft: Draft) -> None:
             )
         if is_used(draft, call) and not is_gathered(draft, call) and owner is not None:
             if draft.may_be_plain(owner):
-                draft.todo(call, "where the model is sharded the norm is a DTensor: gather it there with full_tensor()")
-                continue
-            draft.replace(call, *requoted(draft, call), ".full_tensor()")
+                draft.helpers.setdefault("whole", HELPER.replace("DTENSOR", draft.need(_TENSOR, "DTensor")))
+                draft.replace(call, "whole(", *requoted(draft, call), ")")
+            else:
+                draft.replace(call, *requoted(draft, call), ".full_tensor()")
+            draft.note(call, Grade.EXACT, "the norm of a sharded model is a DTensor and is gathered")
         _warn_of_mix(draft, call, wraps)
 
 

@@ -1,7 +1,8 @@
 """ignored_modules and ignored_states become ignored_params on every call, and the loop skips the ignored modules.
 
-What: `ignored_modules=[a, b]` (or ignored_states with modules) becomes a set of their parameters, passed to every
-`fully_shard` call; modules inside the ignored ones get no group.
+What: `ignored_modules=[a, b]` becomes a set of their parameters, passed to every `fully_shard` call; modules inside the
+ignored ones get no group. `ignored_states` may be modules or parameters, and is asked at run time where its text does
+not tell; `ignored_parameters` was its name in torch 2.0.
 
 Before::
 
@@ -29,16 +30,20 @@ import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
-from ..plan import UNIT, Order
+from ..plan import UNIT, Line, Order
 from ..rule import spell
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)
+_NAMES = ("ignored_modules", "ignored_states", "ignored_parameters")
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
     """Collect the ignored parameters before sharding."""
-    value = wrap.get("ignored_modules") or wrap.get("ignored_states")
+    name = next((one for one in _NAMES if wrap.text(one) not in ("", "None")), "ignored_modules")
+    for other in _NAMES:
+        wrap.get(other)
+    value = wrap.get(name)
     if value is None:
         return
     here = spell(draft, wrap, value)
@@ -48,17 +53,23 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         )
         return
     params = draft.throwaway("ignored_params", "unsharded_params")
-    if "ignored_modules" not in wrap.args and _are_parameters(value):
+    if name == "ignored_parameters" or (name == "ignored_states" and _are_parameters(value)):
         wrap.plan.step(Order.PREPARE, (f"{params} = set(", *here, ")"))
     else:
-        if "ignored_modules" not in wrap.args:
-            draft.todo(wrap.call, "ignored_states is taken as modules; for parameters use ignored_params=set(...)")
         modules = draft.throwaway("ignored", "unsharded_modules")
-        wrap.plan.step(
-            Order.PREPARE,
-            (f"{modules} = {{m for root in ", *here, " for m in root.modules()}"),
-            (f"{params} = {{p for m in {modules} for p in m.parameters()}}",),
-        )
+        if name == "ignored_modules":
+            lines: list[Line] = [(f"{modules} = {{m for root in ", *here, " for m in root.modules()}")]
+            lines.append((f"{params} = {{p for m in {modules} for p in m.parameters()}}",))
+        else:
+            states = draft.throwaway("ignored_states", "unsharded_states")
+            nn = draft.need_module("torch.nn", "nn")
+            lines = [
+                (f"{states} = list(", *here, ")"),
+                (f"{modules} = {{m for s in {states} if isinstance(s, {nn}.Module) for m in s.modules()}}",),
+                (f"{params} = {{p for m in {modules} for p in m.parameters()}}",),
+                (f"{params} |= {{s for s in {states} if isinstance(s, {nn}.Parameter)}}",),
+            ]
+        wrap.plan.step(Order.PREPARE, *lines)
         wrap.plan.guards.append((f"{UNIT} not in {modules}",))
         wrap.plan.ignored = (modules,)
     wrap.plan.kwargs["ignored_params"] = (params,)

@@ -49,6 +49,7 @@ from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)
 MIXED_PRECISION = "torch.distributed.fsdp.MixedPrecision"
+_EVAL = "FSDP_USE_FULL_PREC_IN_EVAL"
 _FIELDS = ["param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads", "cast_forward_inputs"]
 _FIELDS += ["cast_root_forward_inputs", "_module_classes_to_ignore"]
 
@@ -86,6 +87,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 
 def rewrite(draft: Draft) -> None:
     """Rewrite the objects that no wrap of the program takes literally, such as a choice of policies in a module."""
+    for text in draft.module.every(cst.SimpleString):
+        if text.value.strip("'\"") == _EVAL and not draft.module.skips(text):
+            draft.todo(text, f"{_EVAL} has no counterpart: FSDP2 keeps param_dtype in eval")
     chosen = {id(call): flag for w in draft.all_wraps if not w.plan.refused for call, flag in w.plan.objects}
     for call in draft.calls(MIXED_PRECISION):
         if id(call) in chosen:

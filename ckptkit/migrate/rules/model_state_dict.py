@@ -39,6 +39,7 @@ from ..draft import Draft
 from ..gather import before_guard, gather, of_one_rank, report_guarded_callers
 from ..grade import Grade
 from ..names import FSDP
+from ..plan import Line
 from ..replicas import replicated
 from ..state import (
     CONTEXT,
@@ -113,7 +114,7 @@ def _saves(draft: Draft) -> None:
         replicas = any(wrap.source == "ddp" for wrap in wraps)
         if replicas and guard is None and of_one_rank(draft, call):
             arguments = ["full_state_dict=True", "cpu_offload=True"]
-        pieces = (f"{get}(", *draft.module.quote(call.func.value), options(draft, arguments), ")")
+        pieces = (f"{get}(", *draft.module.quote(call.func.value), *options(draft, arguments), ")")
         if replicas and guard is None:
             gather(draft, call, pieces, "model_state", "state_dict becomes get_model_state_dict (full)")
             continue
@@ -156,10 +157,10 @@ def _loads(draft: Draft) -> None:
         if kind.left:
             draft.todo(call, _unknown(kind))
             continue
-        arguments = []
+        arguments: list[str | Line] = []
         quoted = draft.module.quote(state)
         if kind.name == "CHOSEN":
-            arguments.append(f"full_state_dict={kind.test}")
+            arguments.append(kind.is_full)
         if kind.name == "FULL":
             arguments.append("full_state_dict=True")
             if only_on_rank_0(draft, state):
@@ -174,7 +175,7 @@ def _loads(draft: Draft) -> None:
             quoted = ("unprefixed(", *quoted, ")")
         load = draft.need(STATE, "set_model_state_dict")
         model = draft.module.quote(call.func.value)
-        draft.replace(call, f"{load}(", *model, ", ", *quoted, options(draft, arguments), ")")
+        draft.replace(call, f"{load}(", *model, ", ", *quoted, *options(draft, arguments), ")")
         draft.note(call, Grade.EXACT, f"load_state_dict becomes set_model_state_dict ({kind.name.lower()})")
 
 

@@ -43,6 +43,7 @@ from ..grade import Grade
 from ..models import literal
 from ..names import FSDP
 from ..origin import CALL
+from ..plan import Line
 from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options, rank_guard
 from ..syntax import argument_of
 
@@ -117,6 +118,7 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
     if given is not None and draft.code(given) not in ("None", f"{draft.code(optimizer)}.state_dict()"):
         draft.todo(call, "optim_state_dict of a given state dict: use get_optimizer_state_dict on the optimizer")
         return
+    arguments: list[str | Line]
     if name == "full_optim_state_dict":
         rank0 = argument_of(call, parameters, "rank0_only")
         on_all = rank0 is not None and draft.code(rank0) == "False"
@@ -139,7 +141,7 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
         arguments = ["full_state_dict=True", "cpu_offload=True"]
     get = draft.need(STATE, "get_optimizer_state_dict")
     quote = draft.module.quote
-    pieces = (f"{get}(", *quote(model), ", ", *quote(optimizer), options(draft, arguments), ")")
+    pieces = (f"{get}(", *quote(model), ", ", *quote(optimizer), *options(draft, arguments), ")")
     if guard is not None:
         name = draft.fresh("optimizer_state", "full_optimizer_state")
         statement = draft.module.statement(call)
@@ -206,7 +208,7 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
             *quote(load.func.value),
             ", ",
             *quoted,
-            options(draft, arguments),
+            *options(draft, arguments),
             ")",
         )
         draft.replace(load, *pieces)
@@ -229,7 +231,7 @@ def _owned(draft: Draft, state: tuple[Piece, ...]) -> tuple[Piece, ...]:
     return ("own_steps(", *state, ")")
 
 
-def _load_options(draft: Draft, call: cst.Call, name: str, state: cst.BaseExpression) -> list[str] | None:
+def _load_options(draft: Draft, call: cst.Call, name: str, state: cst.BaseExpression) -> list[str | Line] | None:
     """Arguments of StateDictOptions for loading what a converting call was given; None where only the run tells."""
     if name == "scatter_full_optim_state_dict":
         return ["full_state_dict=True", "broadcast_from_rank0=True"]
@@ -241,7 +243,7 @@ def _load_options(draft: Draft, call: cst.Call, name: str, state: cst.BaseExpres
     if kind.left:
         return None
     if kind.name == "CHOSEN":
-        return [f"full_state_dict={kind.test}"]
+        return [kind.is_full]
     if kind.name != "FULL":
         return []
     broadcast = kind.optim_rank0 or only_on_rank_0(draft, state)
@@ -277,7 +279,7 @@ def _load_at_once(
         draft.todo(call, _LEFT)
         return
     if optimizer is None:
-        wanted = ", ".join(arguments)
+        wanted = ", ".join(one if isinstance(one, str) else "".join(map(draft.text, one)) for one in arguments)
         draft.todo(
             call,
             f"take this and the optimizer.load_state_dict of its result together as set_optimizer_state_dict("
@@ -288,13 +290,14 @@ def _load_at_once(
         text = TO_LOAD.replace("SET", draft.need(STATE, "set_optimizer_state_dict"))
         draft.helpers["optimizer_state_to_load"] = text.replace("OPTIONS", draft.need(STATE, "StateDictOptions"))
     quote = draft.module.quote
-    fallback = " or {}" if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state) else ""
-    extra = "".join(f", {argument}" for argument in arguments)
-    head = "optimizer_state_to_load("
-    loaded = (*quote(state), fallback)
-    if arguments:
-        loaded = _owned(draft, loaded)
-    draft.replace(call, head, *quote(model), ", ", *quote(optimizer), ", ", *loaded, f"{extra})")
+    loaded: list[Piece] = [*quote(state)]
+    if "broadcast_from_rank0=True" in arguments and may_be_none(draft, state):
+        loaded.append(" or {}")
+    pieces: list[Piece] = ["optimizer_state_to_load(", *quote(model), ", ", *quote(optimizer), ", "]
+    pieces += _owned(draft, tuple(loaded)) if arguments else loaded
+    for argument in arguments:
+        pieces += [", ", *((argument,) if isinstance(argument, str) else argument)]
+    draft.replace(call, *pieces, ")")
     draft.note(call, Grade.EXACT, "the state is loaded here, and answered for a load that is out of sight")
 
 

@@ -27,42 +27,13 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
+from ..full_params import helper
 from ..grade import Grade
 from ..names import FSDP
 from ..syntax import argument_of
 
 SOURCES = ("fsdp1",)
 _PARAMETERS = ["module", "recurse", "writeback", "rank0_only", "offload_to_cpu", "with_grads"]
-
-HELPER = '''@CONTEXTMANAGER
-def full_params(model, recurse=True, writeback=True, with_grads=False):
-    """Put whole plain parameters in the place of the sharded ones; changes to them are written back."""
-    units = [m for m in model.modules() if isinstance(m, FSDPMODULE)]
-    inner = {m for unit in units if unit is not model for m in unit.modules()} if not recurse else set()
-    held = []
-    wholes = {}
-    for unit in units:
-        unit.reshard()
-    for module in model.modules():
-        for name, param in [] if module in inner else list(module.named_parameters(recurse=False)):
-            if isinstance(param, DTENSOR):
-                if param not in wholes:
-                    whole = TORCH.nn.Parameter(param.detach().full_tensor().clone(), param.requires_grad)
-                    if with_grads and param.grad is not None:
-                        whole.grad = param.grad.full_tensor()
-                    wholes[param] = whole
-                held.append((module, name, param))
-                setattr(module, name, wholes[param])
-    try:
-        yield
-    finally:
-        for module, name, param in held:
-            setattr(module, name, param)
-        for param, whole in wholes.items():
-            if writeback:
-                with TORCH.no_grad():
-                    mine = DISTRIBUTE(whole.detach(), param.device_mesh, param.placements, src_data_rank=None)
-                    param.copy_(mine)'''
 
 
 def rewrite(draft: Draft) -> None:
@@ -114,13 +85,7 @@ def _replace(draft: Draft, call: cst.Call, model: cst.BaseExpression) -> None:
             kept += [f", {name}=", *draft.module.quote(value)]
         elif draft.code(value) != "False":
             lost.append(name)
-    if "full_params" not in draft.helpers:
-        text = HELPER.replace("CONTEXTMANAGER", draft.need("contextlib", "contextmanager"))
-        text = text.replace("FSDPMODULE", draft.need("torch.distributed.fsdp", "FSDPModule"))
-        text = text.replace("DTENSOR", draft.need("torch.distributed.tensor", "DTensor"))
-        text = text.replace("DISTRIBUTE", draft.need("torch.distributed.tensor", "distribute_tensor"))
-        draft.helpers["full_params"] = text.replace("TORCH", draft.need_module("torch"))
-    draft.replace(call, "full_params(", *draft.module.quote(model), *kept, ")")
+    draft.replace(call, f"{helper(draft)}(", *draft.module.quote(model), *kept, ")")
     if lost:
         draft.note(call, Grade.PERFORMANCE, f"{' and '.join(lost)}: whole parameters are on all ranks, on the device")
     else:

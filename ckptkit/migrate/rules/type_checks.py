@@ -17,8 +17,10 @@ After::
 
 In numbers: equal.
 
-Known limits: a module behind torch.compile is no FSDPModule, though it forwards the methods. `fsdp_modules(...,
-root_only=True)` and other uses of the class as a value are left over with a TODO.
+`FSDP.fsdp_modules(model, root_only=True)` is the model itself where it is what was wrapped.
+
+Known limits: a module behind torch.compile is no FSDPModule, though it forwards the methods. Other uses of
+`root_only`, and of the class as a value, are left over with a TODO.
 """
 
 from __future__ import annotations
@@ -58,10 +60,23 @@ def rewrite(draft: Draft) -> None:
     for call in draft.calls(FSDP + ".fsdp_modules"):
         model = argument_of(call, ["module", "root_only"], "module")
         only_root = argument_of(call, ["module", "root_only"], "root_only")
-        if model is None or (only_root is not None and draft.code(only_root) != "False"):
+        if model is None:
+            continue
+        if only_root is not None and draft.code(only_root) != "False":
+            _roots(draft, call, model, only_root)
             continue
         kind = draft.need("torch.distributed.fsdp", "FSDPModule")
         unit = draft.throwaway("m", "unit")
         quoted = module.quote(model)
         draft.replace(call, f"[{unit} for {unit} in ", *quoted, f".modules() if isinstance({unit}, {kind})]")
         draft.note(call, Grade.EXACT, "fsdp_modules becomes a loop over the modules")
+
+
+def _roots(draft: Draft, call: cst.Call, model: cst.BaseExpression, only_root: cst.BaseExpression) -> None:
+    if draft.code(only_root) == "True" and draft.wraps_of(model, "fsdp1"):
+        draft.replace(call, "[", *draft.module.quote(model), "]")
+        draft.note(call, Grade.EXACT, "the root of a wrapped model is the model itself")
+    else:
+        draft.todo(
+            call, "take the outermost FSDPModules of model.modules(): fsdp_modules(root_only=True) answered these"
+        )

@@ -23,27 +23,33 @@ After::
 A policy that counts parameters (size_based_auto_wrap_policy), that is the program's own function, or that is only
 known at run time becomes `shard_by_policy(model, policy)`: a function written into the file that walks the tree
 exactly as FSDP1 does. The policy objects themselves stay, they are plain callables; `size_based_auto_wrap_policy` and
-the others are still imported from torch.distributed.fsdp.wrap.
+the others are still imported from torch.distributed.fsdp.wrap. A CustomPolicy whose function answers dicts of
+arguments becomes `shard_by_choice(model, function)`, and the dicts name those of fully_shard:
+`{"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}` is `{"reshard_after_forward": False}`.
 
 In numbers: equal; the groups are the same modules.
 
 Known limits: `size_based_auto_wrap_policy(min_num_params=...)` called directly is an error in the original program
 (it is a policy, not a policy factory); it is read as `functools.partial(size_based_auto_wrap_policy,
 min_num_params=...)`. always_wrap_policy also wrapped ModuleLists and ModuleDicts, which fully_shard refuses and which
-hold no parameters of their own: they are left out. A CustomPolicy whose function returns dicts of overrides is left
-with a TODO. Traversal read in torch 2.13 torch/distributed/fsdp/wrap.py (_recursive_wrap, _construct_wrap_fn).
+hold no parameters of their own: they are left out. Dicts of a CustomPolicy that hold other arguments than
+sharding_strategy, mixed_precision and cpu_offload, or are built out of sight, are left with a TODO. Traversal read
+in torch 2.13 torch/distributed/fsdp/wrap.py (_recursive_wrap, _construct_wrap_fn).
 """
 
 from __future__ import annotations
 
 import libcst as cst
 
+from ..custom_policy import HELPER as CHOICE
+from ..custom_policy import function_of, translate
 from ..draft import Draft
 from ..grade import Grade
+from ..module import Module
 from ..origin import CALL, FUNCTION, LITERAL, NAME, Origin
 from ..plan import UNIT, Line, Unit
 from ..rule import spell
-from ..syntax import argument_of
+from ..syntax import argument_of, returns
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)
@@ -52,6 +58,7 @@ _WRAP = "torch.distributed.fsdp."
 TRANSFORMER = _WRAP + "transformer_auto_wrap_policy"
 BY_CLASS = _WRAP + "_module_wrap_policy"
 LAMBDA = _WRAP + "lambda_auto_wrap_policy"
+CUSTOM = _WRAP + "CustomPolicy"
 OR = _WRAP + "_or_policy"
 ALWAYS = _WRAP + "always_wrap_policy"
 SIZE = _WRAP + "size_based_auto_wrap_policy"
@@ -84,6 +91,9 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         wrap.plan.units = [*wrap.plan.units, *units]
         draft.note(wrap.call, Grade.EXACT, "auto_wrap_policy becomes a loop, children before parents")
         return
+    if len(origins) == 1 and (origin := next(iter(origins))).name == CUSTOM and origin.kind == CALL:
+        _custom(draft, wrap, origin)
+        return
     policy = _run_time_policy(draft, wrap, value)
     if policy is None:
         return
@@ -92,6 +102,23 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     if "shard_by_policy" not in draft.helpers:
         draft.helpers["shard_by_policy"] = HELPER.replace("FULLY_SHARD", name).rstrip("\n")
     draft.note(wrap.call, Grade.EXACT, "auto_wrap_policy is applied by shard_by_policy, which walks as FSDP1 does")
+
+
+def _custom(draft: Draft, wrap: Wrap, policy: Origin) -> None:
+    """A CustomPolicy whose function may answer dicts is asked at run time, as FSDP1 did."""
+    function = function_of(draft, policy)
+    here = spell(draft, wrap, function) if function is not None else None
+    if function is None or here is None or not translate(draft, function):
+        wrap.plan.refuse(
+            "wrap-policy", "a CustomPolicy that answers dicts which are not in sight: write the loop over the modules"
+        )
+        return
+    wrap.plan.policy, wrap.plan.walker = here, ("shard_by_choice", "choose")
+    name = draft.need("torch.distributed.fsdp", "fully_shard")
+    draft.helpers.setdefault("shard_by_choice", CHOICE.replace("FULLY_SHARD", name))
+    draft.note(
+        wrap.call, Grade.EXACT, "the CustomPolicy is asked by shard_by_choice; its answers name fully_shard's arguments"
+    )
 
 
 def _units(draft: Draft, wrap: Wrap, origins: frozenset[Origin], value: Value) -> list[Unit] | None:
@@ -115,7 +142,7 @@ def _condition(draft: Draft, wrap: Wrap, origin: Origin, value: Value) -> Line |
     if name == _WRAP + "ModuleWrapPolicy":
         classes = argument_of(call, ["module_classes"], "module_classes")
         return _isinstance(draft, wrap, Value(module, classes)) if classes is not None else None
-    if name == _WRAP + "CustomPolicy":
+    if name == CUSTOM:
         function = argument_of(call, ["lambda_fn"], "lambda_fn")
         return _predicate(draft, wrap, module, function) if function is not None else None
     if name == "functools.partial" and call.args:
@@ -211,20 +238,21 @@ def _predicate(draft: Draft, wrap: Wrap, module: object, function: cst.BaseExpre
     if origin.kind == LITERAL and isinstance(origin.node, cst.Lambda) and origin.module is wrap.module:
         return _inlined(draft, wrap, origin.node)
     if origin.kind == FUNCTION:
-        if any(
-            isinstance(r.value, cst.Dict)
-            for r in origin.module.every(cst.Return)
-            if origin.module.within(r, origin.node)
-        ):
+        if isinstance(origin.node, cst.FunctionDef) and _may_answer_dicts(draft, origin.module, origin.node):
             return None
         name = spell(draft, wrap, Value(module, function))  # type: ignore[arg-type]
         return (*name, f"({UNIT})") if name is not None else None
     return None
 
 
+def _may_answer_dicts(draft: Draft, module: Module, function: cst.FunctionDef) -> bool:
+    written = any(module.inside(statement, cst.Dict) for statement in returns(module, function))
+    return written or any(isinstance(origin.node, cst.Dict) for origin in draft.flow.returned(module, function))
+
+
 def _inlined(draft: Draft, wrap: Wrap, function: cst.Lambda) -> Line | None:
     params = function.params.params
-    if len(params) != 1 or isinstance(function.body, cst.Dict):
+    if len(params) != 1 or wrap.module.inside(function.body, cst.Dict):
         return None
     name = params[0].name.value
     if spell(draft, wrap, Value(wrap.module, function)) is None and wrap.module.scope(
