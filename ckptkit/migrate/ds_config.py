@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,21 @@ import libcst as cst
 from .draft import Draft
 from .module import Module
 from .origin import CALL, FUNCTION, Origin
-from .syntax import argument_of
+from .syntax import argument_of, is_store, returns, surely_ran
 from .wraps import Value, Wrap
 
 Tree = dict[str, Any]  # nested; leaves are JSON values or Values
 _FLAG = re.compile(r"--(?:deepspeed_config|deepspeed)[ =]+([\w./-]+\.json)")
+
+
+_CHANGERS = ("update", "pop", "setdefault", "clear", "popitem")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said(Value):
+    """An expression of a function that builds a config, in the words of the call of that function (`node`)."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +71,32 @@ def _read(draft: Draft, value: Value) -> Tree | Unknown:
             _from_file(path, module) if path else Unknown(f"the config {module.code(node)} is only known at run time")
         )
     if len(origins) != 1:
+        dicts = all(isinstance(o.node, cst.Dict) for o in origins)
+        makers = [o.module.function(o.node) for o in origins] if dicts else []
+        made_by = makers[0] if makers and all(maker is makers[0] for maker in makers) else None
+        if isinstance(made_by, cst.FunctionDef) and made_by is not module.function(node):
+            return Unknown(f"the config is built by the function {made_by.name.value}, in more ways than one")
         return Unknown(f"the config {_short(module.code(node))} is only known at run time")
     origin = origins[0]
     made = origin.node
-    if isinstance(made, cst.Dict):
+    if isinstance(made, cst.Dict) or (origin.kind == CALL and origin.name == "builtins.dict"):
         function = origin.module.function(made)
-        if function is not None and function is not module.function(node):
-            return Unknown(f"the config is built by the function {_named(function)}")
+        if isinstance(function, cst.FunctionDef) and function is not module.function(node):
+            if len(returns(origin.module, function)) > 1:
+                return Unknown(f"the config is built by the function {function.name.value}, in more ways than one")
+        elif function is not None and function is not module.function(node):
+            return Unknown(f"the config is built by {_short(origin.module.code(function))}")
         tree = _tree(draft, origin.module, made)
-        return tree if isinstance(tree, Unknown) else _with_stores(draft, origin, tree)
+        return tree if isinstance(tree, Unknown) else _with_changes(draft, origin, tree, value)
     if origin.kind == CALL and origin.name == "json.load" and isinstance(made, cst.Call):
         path = _opened(draft, origin.module, made)
         if path is None:
             return Unknown("the path of the config file is only known at run time")
         tree = _from_file(path, origin.module)
-        return tree if isinstance(tree, Unknown) else _with_stores(draft, origin, tree)
+        return tree if isinstance(tree, Unknown) else _with_changes(draft, origin, tree, value)
     if origin.kind == FUNCTION:
         return Unknown(f"the config is built by the function {origin.name}")
     return Unknown(f"the config {_short(module.code(node))} is only known at run time")
-
-
-def _named(function: cst.CSTNode) -> str:
-    return function.name.value if isinstance(function, cst.FunctionDef) else "around it"
 
 
 def _short(code: str) -> str:
@@ -93,16 +107,39 @@ def _short(code: str) -> str:
 # -- dicts in code ------------------------------------------------------------------------------------------------
 
 
-def _tree(draft: Draft, module: Module, node: cst.Dict) -> Tree | Unknown:
+def _tree(draft: Draft, module: Module, node: cst.CSTNode) -> Tree | Unknown:
+    """The tree of `{...}` or `dict(...)`, with `**other` where the other is known, too."""
     found: Tree = {}
-    for element in node.elements:
-        if not isinstance(element, cst.DictElement) or not isinstance(element.key, cst.SimpleString):
+    for key, value in _entries(node):
+        if key is None:  # `**other`
+            origins = list(draft.flow.origins(module, value))
+            inner = _tree(draft, origins[0].module, origins[0].node) if len(origins) == 1 else None
+            if not isinstance(inner, dict) or not isinstance(origins[0].node, (cst.Dict, cst.Call)):
+                return Unknown(f"what **{_short(module.code(value))} puts into the config is only known at run time")
+            found |= inner
+        elif not key:
             return Unknown("the config holds keys that are only known at run time")
-        leaf = _leaf(draft, module, element.value)
-        if isinstance(leaf, Unknown):
-            return leaf
-        found[str(element.key.evaluated_value)] = leaf
+        else:
+            leaf = _leaf(draft, module, value)
+            if isinstance(leaf, Unknown):
+                return leaf
+            found[key] = leaf
     return found
+
+
+def _entries(node: cst.CSTNode) -> Iterator[tuple[str | None, cst.BaseExpression]]:
+    """(key, value) of a dict's elements: the key None for `**value`, empty for one that is computed."""
+    if isinstance(node, cst.Dict):
+        for element in node.elements:
+            if isinstance(element, cst.DictElement):
+                text = element.key.evaluated_value if isinstance(element.key, cst.SimpleString) else ""
+                yield str(text), element.value
+            else:
+                yield None, element.value
+    elif isinstance(node, cst.Call):
+        for argument in node.args:
+            key = argument.keyword.value if argument.keyword is not None else None if argument.star == "**" else ""
+            yield key, argument.value
 
 
 def _leaf(draft: Draft, module: Module, node: cst.BaseExpression) -> Any:
@@ -118,54 +155,120 @@ def _leaf(draft: Draft, module: Module, node: cst.BaseExpression) -> Any:
     origins = list(draft.flow.origins(module, node))
     if len(origins) == 1 and draft.flow.is_fixed(module, node):
         made = origins[0].node
-        if isinstance(made, cst.Dict):
+        if isinstance(made, cst.Dict) or origins[0].name == "builtins.dict":
             return _tree(draft, origins[0].module, made)
         if isinstance(made, (cst.Integer, cst.Float, cst.SimpleString)) or origins[0].name in ("True", "False", "None"):
             return ast.literal_eval(origins[0].module.code(made))
-    return Value(module, node)
+    return _said(draft, module, node) or Value(module, node)
 
 
-def _with_stores(draft: Draft, origin: Origin, tree: Tree) -> Tree | Unknown:
-    """The tree with what straight-line code stores into it: `config["optimizer"]["params"]["lr"] = args.lr`."""
-    home = origin.module
-    line = home.line(origin.node)
-    for subscript in home.every(cst.Subscript):
-        path = _path(subscript)
-        if path is None or not any(o.node is origin.node for o in draft.flow.origins(home, path[0])):
+def _said(draft: Draft, module: Module, node: cst.BaseExpression) -> Said | None:
+    """An expression on the parameters of a function that is called once, in the words of its caller."""
+    function = module.function(node)
+    if not isinstance(function, cst.FunctionDef):
+        return None
+    callers = draft.flow.callers(module, function)
+    parameters = [p.name.value for p in function.params.params]
+    names = [node, *module.inside(node, cst.Name)] if isinstance(node, cst.Name) else module.inside(node, cst.Name)
+    taken = [name for name in names if isinstance(name, cst.Name) and name.value in parameters]
+    if len(callers) != 1 or not taken or draft.flow.owner(module, function) is not None:
+        return None
+    where, call = callers[0]
+    start, text = module.span(node).start, module.code(node)
+    for name in reversed(taken):
+        argument = argument_of(call, parameters, name.value)
+        holder = module.parent(name)
+        if isinstance(holder, cst.Attribute) and holder.attr is name:
             continue
-        assign = home.parent(home.parent(subscript) or subscript)
-        if not isinstance(assign, cst.Assign) or all(t.target is not subscript for t in assign.targets):
-            continue
-        keys = path[1]
-        straight = home.function(subscript) is home.function(origin.node) and (
-            home.parent(home.line(subscript)) is home.parent(line) or home.up(line, cst.With) is not None
-        )
-        if keys is None or not straight or home.up(subscript, cst.If, cst.For, cst.While, cst.Try) is not None:
-            return Unknown(f"the config is changed on the way: {_short(home.code(assign))}")
-        branch = tree
-        for key in keys[:-1]:
+        if not isinstance(argument, (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString)):
+            return None
+        span = module.span(name)
+        text = text[: span.start - start] + where.code(argument) + text[span.stop - start :]
+    locals_ = {t.value for t in module.inside(function, cst.Name) if is_store(module, t)}
+    return None if locals_ & {n.value for n in names if isinstance(n, cst.Name)} else Said(where, call, text)
+
+
+def _with_changes(draft: Draft, origin: Origin, tree: Tree, use: Value) -> Tree | Unknown:
+    """The tree with what code on the way stores into it, in order: `config["optimizer"]["params"]["lr"] = args.lr`,
+    `config.update(...)`.
+    """
+    for home, statement, target in _changes(draft, origin, use.module):
+        change = Unknown(f"the config is changed on the way: {_short(home.code(statement))}")
+        if not _straight(home, statement, origin, use):
+            return change
+        if isinstance(target, cst.Call):
+            found = _updated(draft, home, target)
+            if not isinstance(found, dict) or _path(target.func.value) is None:  # type: ignore[attr-defined]
+                return change
+            keys, leaves = _path(target.func.value)[1], found  # type: ignore[attr-defined, index]
+        else:
+            path = _path(target)
+            assert path is not None and isinstance(statement, cst.Assign)
+            keys = path[1]
+            leaf = _leaf(draft, home, statement.value)
+            if isinstance(leaf, Unknown):
+                return leaf
+            keys, leaves = (None, {}) if not keys else (keys[:-1], {keys[-1]: leaf})
+        branch: Any = tree
+        for key in keys or ():
             branch = branch.setdefault(key, {})
             if not isinstance(branch, dict):
-                return Unknown(f"the config is changed on the way: {_short(home.code(assign))}")
-        leaf = _leaf(draft, home, assign.value)
-        if isinstance(leaf, Unknown):
-            return leaf
-        branch[keys[-1]] = leaf
-    for call in home.every(cst.Call):
-        func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value in ("update", "pop", "setdefault", "clear"):
-            base = func.value
-            while isinstance(base, cst.Subscript):
-                base = base.value
-            if isinstance(base, cst.Name) and any(o.node is origin.node for o in draft.flow.origins(home, base)):
-                return Unknown(f"the config is changed on the way: {_short(home.code(call))}")
+                return change
+        if keys is None:
+            return change
+        branch |= leaves
     return tree
 
 
-def _path(node: cst.Subscript) -> tuple[cst.Name, list[str] | None] | None:
+def _changes(draft: Draft, origin: Origin, other: Module) -> list[tuple[Module, cst.CSTNode, cst.Subscript | cst.Call]]:
+    """(module, statement, what is stored to or called) of all that changes a dict, those beside its making first."""
+    found: list[tuple[Module, cst.CSTNode, cst.Subscript | cst.Call]] = []
+    for home in [origin.module, *([other] if other is not origin.module else [])]:
+        nodes: list[cst.Subscript | cst.Call] = [*home.every(cst.Subscript), *home.every(cst.Call)]
+        for node in nodes:
+            if isinstance(node, cst.Call):
+                func = node.func
+                if not isinstance(func, cst.Attribute) or func.attr.value not in _CHANGERS:
+                    continue
+                base, statement = _path(func.value), home.parent(node)
+            else:
+                base, statement = _path(node), home.parent(home.parent(node) or node)
+                if not isinstance(statement, cst.Assign) or all(t.target is not node for t in statement.targets):
+                    continue
+            if base is not None and any(o.node is origin.node for o in draft.flow.origins(home, base[0])):
+                found.append((home, statement or node, node))
+    function = origin.module.function(origin.node)
+    return sorted(found, key=lambda one: (one[0].function(one[1]) is not function, one[0].span(one[1]).start))
+
+
+def _straight(home: Module, statement: cst.CSTNode, origin: Origin, use: Value) -> bool:
+    """Whether a change runs on every way from the making of a dict to its use."""
+    function = home.function(statement)
+    if home is use.module and function is home.function(use.node):
+        return home.span(statement).start < home.span(use.node).start and surely_ran(home, statement, use.node)
+    if home is not origin.module or function is not home.function(origin.node):
+        return False
+    ends = returns(home, function) if isinstance(function, cst.FunctionDef) else []
+    if ends:
+        return surely_ran(home, statement, ends[0])
+    return home.parent(home.line(statement)) is home.parent(home.line(origin.node))
+
+
+def _updated(draft: Draft, home: Module, call: cst.Call) -> Tree | Unknown | None:
+    """What `config.update(...)` brings: one dict, or keywords."""
+    if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "update":
+        return None
+    if len(call.args) == 1 and call.args[0].keyword is None and not call.args[0].star:
+        origins = list(draft.flow.origins(home, call.args[0].value))
+        known = len(origins) == 1 and (isinstance(origins[0].node, cst.Dict) or origins[0].name == "builtins.dict")
+        return _tree(draft, origins[0].module, origins[0].node) if known else None
+    return _tree(draft, home, call)
+
+
+def _path(node: cst.BaseExpression) -> tuple[cst.Name, list[str] | None] | None:
     """(name, keys) of `name["a"]["b"]`; keys None where one is computed."""
     keys: list[str] | None = []
-    at: cst.BaseExpression = node
+    at = node
     while isinstance(at, cst.Subscript):
         index = at.slice[0].slice if len(at.slice) == 1 else None
         if isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString) and keys is not None:

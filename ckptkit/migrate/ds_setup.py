@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 
 from .draft import Draft
-from .ds_config import Tree, Unknown, entry, read_config
+from .ds_config import Said, Tree, Unknown, entry, read_config
 from .plan import Line
 from .rule import spell
 from .syntax import is_store
@@ -132,6 +132,9 @@ def constant(value: Any) -> bool:
 
 def spelled(draft: Draft, wrap: Wrap, leaf: Any) -> Line | None:
     """A leaf as code at the wrapping call; None where it cannot be named there."""
+    if isinstance(leaf, Said):
+        same = leaf.module is wrap.module and leaf.module.function(leaf.node) is wrap.module.function(wrap.call)
+        return (leaf.text,) if same else None
     if isinstance(leaf, Value):
         return spell(draft, wrap, leaf)
     if isinstance(leaf, (list, tuple)):

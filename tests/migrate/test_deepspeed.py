@@ -90,6 +90,34 @@ SHAPES = {
         'c["optimizer"]["params"]["lr"] = 0.1\nengine, *_ = deepspeed.initialize(model=net, config=c)\n',
         {},
     ),
+    "a function of literals": (
+        HEAD + f"def get_config():\n    c = {{{SGD.replace('0.1', '9')}}}\n    c['optimizer']['params']['lr'] = 0.1\n"
+        "    c.update(train_micro_batch_size_per_gpu=4)\n    return c\n\n\n"
+        "engine, *_ = deepspeed.initialize(model=net, config=get_config())\n",
+        {},
+    ),
+    "a function's, changed by its caller": (
+        HEAD + f"def get_config():\n    return {{{SGD.replace('0.1', '9')}, 'train_batch_size': 64}}\n\n\n"
+        "def main(net, loss):\n    c = get_config()\n    c['optimizer']['params']['lr'] = 0.1\n"
+        "    c.update({'train_batch_size': 8})\n    engine, *_ = deepspeed.initialize(model=net, config=c)\n"
+        "    return engine\n\n\n"
+        "engine = main(net, loss)\n",
+        {},
+    ),
+    "dict() and **": (
+        HEAD + f"base = {{{SGD}}}\nc = dict(**base, train_micro_batch_size_per_gpu=4)\n"
+        "engine, *_ = deepspeed.initialize(model=net, config=c)\n",
+        {},
+    ),
+    "a function of another file": (
+        HEAD + "from conf import get_config\nengine, *_ = deepspeed.initialize(model=net, config=get_config())\n",
+        {"conf.py": "def get_config():\n    return {JSON}\n"},
+    ),
+    "a function that loads": (
+        HEAD + "def load(path):\n    with open(path) as f:\n        return json.load(f)\n\n\n"
+        'engine, *_ = deepspeed.initialize(model=net, config=load("conf/ds.json"))\n',
+        {"conf/ds.json": "{JSON}"},
+    ),
     "the first of four": (HEAD + f"engine = deepspeed.initialize(model=net, config={{{SGD}, MICRO}})[0]\n", {}),
     "all four returned": (
         HEAD + f"def build():\n    return deepspeed.initialize(model=net, config={{{SGD}, MICRO}})\n\n\n"
@@ -112,7 +140,10 @@ def test_configs_are_read_in_every_shape(code: str, others: dict[str, str], migr
 
 
 KEPT = {
-    "built by a function": ("config=build(args)", "the function build"),
+    "built in two ways": ("config=build(args)", "the function build, in more ways than one"),
+    "built by a function out of sight": ("config=made(args)", "made(args) is only known at run time"),
+    "changed under a condition": ("config=late(args)", "changed on the way: c['gradient_clipping'] = args.clip"),
+    "keys of the run": ("config={args.key: 1, MORE}", "keys that are only known at run time"),
     "NVMe": ('config={"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}, MORE}', "nvme"),
     "1-bit": ('config={"optimizer": {"type": "OneBitAdam", "params": {}}, MORE}', "OneBitAdam"),
     "autotuning": ('config={"autotuning": {"enabled": true}, MORE}', "autotuning"),
@@ -131,7 +162,11 @@ def test_what_has_no_counterpart_keeps_its_engine(arguments: str, reason: str, m
     if "OneBitAdam" in given:
         given = given.replace(f", {SGD}", "")
     code = HEAD + (
-        f"def build(args):\n    return {{'train_batch_size': args.batch}}\n\n\n"
+        "def build(args):\n    if args.small:\n        return {'train_batch_size': 4}\n"
+        "    return {'train_batch_size': 8}\n\n\n"
+        "def late(args):\n    c = {'train_batch_size': 4}\n"
+        "    if args.clip:\n        c['gradient_clipping'] = args.clip\n"
+        "    return c\n\n\n"
         f"engine, *_ = deepspeed.initialize(model=net, {given})\nengine.backward(loss)\nengine.step()\n"
     )
     found = migrated(code)
@@ -187,3 +222,17 @@ NO_OPS = {
 @pytest.mark.parametrize("code", NO_OPS.values(), ids=NO_OPS)
 def test_what_is_not_an_engine_stays(code: str, untouched: Callable) -> None:
     untouched(code)
+
+
+def test_a_config_of_its_function_speaks_of_the_run_in_the_callers_words(migrated: Callable) -> None:
+    code = HEAD + (
+        "def get_config(options, rate):\n"
+        "    return {'train_micro_batch_size_per_gpu': 2, 'gradient_accumulation_steps': options.steps,\n"
+        "            'optimizer': {'type': 'SGD', 'params': {'lr': rate * 2}}, 'gradient_clipping': options.clip}\n\n\n"
+        "engine, *_ = deepspeed.initialize(model=net, config=get_config(args, args.lr))\n"
+        "engine.backward(loss)\nengine.step()\n"
+    )
+    found = migrated(code)
+    assert not found.report.manual, found.report.manual
+    assert "torch.optim.SGD(engine.parameters(), lr=args.lr * 2)" in found.text
+    assert "accumulation_steps = args.steps\n" in found.text and "max_norm = args.clip\n" in found.text

@@ -71,7 +71,8 @@ def _engine_parameters(draft: Draft, line: cst.CSTNode) -> list[Event]:
     for wrap in draft.wraps:
         subject = wrap.subject
         engine = wrap.source == "deepspeed" and not wrap.plan.refused and subject is not None
-        if engine and draft.module.within(wrap.call, line) and wrap.text("optimizer") in ("", "None"):
+        here = draft.module.within(wrap.call, line) and not isinstance(line, (cst.FunctionDef, cst.ClassDef))
+        if engine and here and wrap.text("optimizer") in ("", "None"):
             found.append(Event(frozenset((draft.code(subject.node),))))  # type: ignore[union-attr]
     return found
 
