@@ -84,3 +84,49 @@ def save_error(target: str) -> tuple[str, str]:
     except CkptkitError as error:
         return type(error).__name__, error.what
     return "", ""
+
+
+def tiny_model() -> torch.nn.Module:
+    """Biases of two elements and of one: on three ranks some hold nothing of them."""
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+
+
+def tiny_losses(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def tiny_resume(source: str, target: str, strategy: str) -> tuple[list[float], list[float]]:
+    """Collective. Load into a tiny model of which some ranks hold nothing, save it again, train on.
+
+    The losses, and the step that this rank has for each parameter of which it holds a part, or for all (FSDP2).
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    model = tiny_model()
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    if strategy == "fsdp2":
+        for layer in (model[0], model[2], model):
+            fully_shard(layer)
+    else:
+        model = FullyShardedDataParallel(
+            model, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}), use_orig_params=strategy == "fsdp1",
+            device_id=torch.device("cpu"),
+        )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ckptkit.load(source, model, optimizer)
+    ckptkit.save(target, model, optimizer, format="dcp")
+    dist.barrier()
+    held = [p for p in model.parameters() if strategy == "fsdp2" or p.numel()]
+    steps = [float(optimizer.state[p]["step"]) if p in optimizer.state else -1.0 for p in held]
+    return tiny_losses(model, optimizer, range(3, 6)), steps

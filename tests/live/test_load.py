@@ -95,3 +95,24 @@ def test_a_model_whose_only_child_is_called_module(tmp_path: Path) -> None:
     torch.save({"model": saved.state_dict()}, tmp_path / "a.pt")
     ckptkit.load(tmp_path / "a.pt", fresh)
     assert all(torch.equal(value, saved.state_dict()[name]) for name, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp1-flat", "fsdp2"])
+def test_ranks_that_hold_nothing_of_a_parameter(strategy: str, pool: Any, tmp_path: Path) -> None:
+    """FSDP2 steps empty shards too, and FSDP1's flat ranks know the names that lie on other ranks only."""
+    from .jobs import tiny_losses, tiny_model
+
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tiny_losses(model, optimizer, range(3))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    answers = pool.run(
+        "tests.live.jobs:tiny_resume", world_size=3, source=str(tmp_path / "a.pt"), target=str(tmp_path / "saved"),
+        strategy=strategy,
+    )  # fmt: skip
+    assert ckptkit.diff(tmp_path / "a.pt", tmp_path / "saved", model="tests.live.jobs:tiny_model").differences == ()
+    losses = [each[0] for each in answers]
+    assert {step for _, steps in answers for step in steps} == {3.0}
+    wanted = tiny_losses(model, optimizer, range(3, 6))
+    assert worst(losses[0], wanted) < 1e-6
+    assert worst(losses[0], tiny_losses(tiny_model(), optimizer, range(3, 6))) > 1e-3  # the control: nothing loaded
