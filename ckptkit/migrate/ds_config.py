@@ -49,7 +49,7 @@ def read_config(draft: Draft, wrap: Wrap) -> Tree | Unknown:
     for name in ("config", "config_params"):
         value = wrap.get(name)
         if value is not None:
-            return _read(draft, value)
+            return config_of(draft, value)
     value = wrap.get("args")
     if value is None:
         return Unknown("the call names no config")
@@ -59,7 +59,8 @@ def read_config(draft: Draft, wrap: Wrap) -> Tree | Unknown:
     return _from_file(path, wrap.module)
 
 
-def _read(draft: Draft, value: Value) -> Tree | Unknown:
+def config_of(draft: Draft, value: Value) -> Tree | Unknown:
+    """The config that an expression is: a dict of the code, or a JSON file of the tree by its path."""
     module, node = value.module, value.node
     literal = _literal_path(draft, module, node)
     if literal is not None:

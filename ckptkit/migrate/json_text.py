@@ -56,16 +56,6 @@ class Splices:
         """Replace `[start, stop)`; equal bounds insert."""
         self.parts.append((start, stop, new))
 
-    def drop(self, owner: Node, key: str) -> None:
-        """Take an entry out of an object, with its comma and its line."""
-        index = next(i for i, entry in enumerate(owner.entries) if entry.key == key)
-        if index + 1 < len(owner.entries):
-            self.put(owner.entries[index].start, owner.entries[index + 1].start, "")
-        elif index:
-            self.put(owner.entries[index - 1].value.stop, owner.entries[index].value.stop, "")
-        else:
-            self.put(owner.start + 1, owner.stop - 1, "")
-
     def applied(self) -> str:
         """The new text. A part within an earlier one is not shown."""
         out, at = [], 0

@@ -83,6 +83,12 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "distributed.fsdp",
         "distributed import fsdp",
         "_checkpoint.checkpoint_wrapper",
+        "fsdpstrategy",
+        # settings of transformers, accelerate and Lightning in calls and dicts
+        "fsdp=",
+        "fsdp_config",
+        '"fsdp',
+        "'fsdp",
     ),
     "ddp": ("distributeddataparallel", "nn.parallel"),
     "deepspeed": ("deepspeed",),
