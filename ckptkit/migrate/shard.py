@@ -230,13 +230,22 @@ def _write_conditional(draft: Draft, wrap: Wrap, choice: cst.IfExp) -> None:
 
     body, orelse = branch(choice.body), branch(choice.orelse)
     test = module.quote(choice.test)
+    both: list[Line] = []
+    while body and orelse and _text(draft, body[-1]) == _text(draft, orelse[-1]):
+        both.insert(0, body.pop())
+        orelse.pop()
     if not body:
         body, orelse, test = orelse, [], negated(module, choice.test)
-    lines: list[Line] = [("if ", *test, ":"), *_indented(body, step)]
+    lines: list[Line] = [("if ", *test, ":"), *_indented(body, step)] if body else []
     if orelse:
         lines += [("else:",), *_indented(orelse, step)]
+    lines += both
     draft.explode(statement)
     draft.statement_becomes(statement, _with_comments(draft, statement, lines))
+
+
+def _text(draft: Draft, line: Line) -> str:
+    return "".join(piece if isinstance(piece, str) else draft.text(piece) for piece in line)
 
 
 def negated(module: Module, test: cst.BaseExpression) -> Line:

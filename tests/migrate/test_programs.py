@@ -1,8 +1,8 @@
 """Whole training programs in varied styles: a directory each, migrated as one program, run before and after.
 
 Those that save and resume do so across the migration: the original trains to half way and saves, and the migrated
-program goes on. It reads the original's files as they are, or what the `ckptkit convert` that migrate names made of
-them.
+program goes on. It reads the original's files as they are, or, of DeepSpeed, what the `ckptkit convert` that migrate
+names made of them. What it saves itself it resumes as well.
 """
 
 from __future__ import annotations
@@ -39,11 +39,6 @@ def is_deepspeed(program: Path) -> bool:
 
 
 RESUMING = [program for program in PROGRAMS if "--resume" in text(program / "before")]
-# Only DeepSpeed reads what DeepSpeed writes. FSDP2 reads whole tensors and sharded checkpoints of FSDP1 as they are.
-KINDS = [
-    (p, kind) for p in RESUMING for kind in ("as it is", "converted") if kind == "converted" or not is_deepspeed(p)
-]
-SPLIT = {"recipes"}  # saves model and optimizer as two files: the optimizer's alone is no checkpoint to convert
 
 
 def run(runner: Runner, program: Path, side: str, cwd: Path, *args: str) -> dict:
@@ -73,33 +68,29 @@ def test_both_train_alike(program: Path, runner: Runner, tmp_path: Path) -> None
     assert_alike(*records, bound(program))
 
 
-def converted(program: Path, folder: Path) -> str:
-    """The path that a command of migrate's report writes for the checkpoint `old` in a folder."""
+def do_what_the_report_says(program: Path, folder: Path) -> None:
+    """Run the commands that migrate names for the checkpoint `old` in a folder: one for DeepSpeed, else none."""
     commands = migrate.run([program / "before"]).commands
-    assert len(commands) == 1 and commands[0].startswith("ckptkit convert {"), commands
-    _, command, source, target, *options = shlex.split(re.sub(r"\{[^}]*\}", str(folder / "old"), commands[0]))
-    assert main([command, source, target, *options]) == 0
-    return target
+    assert len(commands) == is_deepspeed(program), commands
+    for line in commands:
+        program_name, *arguments = shlex.split(re.sub(r"\{[^}]*\}", str(folder / "old"), line))
+        assert program_name == "ckptkit" and main(arguments) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "kind"), KINDS, ids=[f"{p.name}-{kind.replace(' ', '_')}" for p, kind in KINDS])
-def test_the_migrated_program_goes_on_where_the_original_stopped(
-    program: Path, kind: str, runner: Runner, tmp_path: Path
-) -> None:
-    if kind == "converted" and program.name in SPLIT:
-        pytest.skip("two files")
+@pytest.mark.parametrize("program", RESUMING, ids=[program.name for program in RESUMING])
+def test_the_migrated_program_goes_on_where_the_original_stopped(program: Path, runner: Runner, tmp_path: Path) -> None:
     whole = run(runner, program, "before", tmp_path)
     first = run(runner, program, "before", tmp_path, "--save", "old")
-    source = converted(program, tmp_path) if kind == "converted" else "old"
-    if is_deepspeed(program):
-        source = "old"  # the flag stays: the migrated program finds what was written beside the old folder
-    rest = run(runner, program, "after", tmp_path, "--resume", source)
     assert 0 < len(first["losses"]) < len(whole["losses"])
-    joined = {**rest, "losses": first["losses"] + rest["losses"]}
-    for key in ("losses", "weights"):
-        difference = largest_difference(whole[key], joined[key])
-        assert difference <= bound(program), f"{key} differ by {difference:.3g}"
+    do_what_the_report_says(program, tmp_path)
+    rest = run(runner, program, "after", tmp_path, "--resume", "old")
+    again = run(runner, program, "after", tmp_path, "--save", "new")
+    last = run(runner, program, "after", tmp_path, "--resume", "new")
+    for start, end in ((first, rest), (again, last)):
+        for name, value in (("losses", start["losses"] + end["losses"]), ("weights", end["weights"])):
+            difference = largest_difference(whole[name], value)
+            assert difference <= bound(program), f"{name} differ by {difference:.3g}"
 
 
 @pytest.mark.slow
