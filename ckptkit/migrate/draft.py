@@ -14,6 +14,7 @@ from .edit import Dedent, Edit, Piece, Rendering, Span
 from .flow import Flow
 from .grade import Finding, Grade
 from .module import Module
+from .names import PASS_CALLS
 from .origin import CALL, INSTANCE, Origins
 from .plan import Line
 from .reflow import LIMIT
@@ -85,9 +86,8 @@ class Draft:
         """
         wraps = self.wraps_of(node)
         calls = {id(wrap.call) for wrap in wraps}
-        if any(
-            id(o.node) not in calls and o.kind in (CALL, INSTANCE) and "[" not in o.name for o in self.origins(node)
-        ):
+        others = (o for o in self.origins(node) if id(o.node) not in calls and o.name not in PASS_CALLS)
+        if any(o.kind in (CALL, INSTANCE) and "[" not in o.name for o in others):
             return True
         function = self.module.function(node)
         owner = self.flow.owner(self.module, function) if function is not None else None

@@ -113,7 +113,7 @@ FSDP2_NAMES = frozenset(
 PASS_METHODS = frozenset(
     "to cuda cpu train eval half bfloat16 float double requires_grad_ to_empty apply type xpu npu share_memory".split()
 )
-PASS_CALLS = frozenset(("torch.compile", "torch.distributed.fsdp.fully_shard"))
+PASS_CALLS = frozenset(("torch.compile", "torch.distributed.fsdp.fully_shard", "copy.deepcopy"))
 
 
 def canonical(name: str) -> str:

@@ -18,6 +18,9 @@ After::
 
 In numbers: equal.
 
+A copy that was taken above the wrap stays as it is, and has a TODO where it meets the sharded model, as in
+`update(ema, model)`.
+
 Known limits: a copy in another block or function, and `torch.optim.swa_utils.AveragedModel(model)`, which copies, are
 left with a TODO.
 """
@@ -29,6 +32,8 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..plan import MODEL, Order
+from ..stale import precedes
+from ..syntax import assigned_names
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")
@@ -53,8 +58,30 @@ def rewrite(draft: Draft) -> None:
             draft.note(statement, Grade.EXACT, "the copy is taken before sharding, and sharded too")
             moved.append(statement)
     for call in draft.calls("copy.deepcopy", AVERAGED):
-        if call.args and draft.module.statement(call) not in moved and draft.wraps_of(call.args[0].value):
+        if not call.args or draft.module.statement(call) in moved:
+            continue
+        model = call.args[0].value
+        if draft.wraps_of(model):
             draft.todo(call, "a sharded model cannot be copied: copy it before fully_shard, and shard the copy too")
+        elif any(precedes(draft, call, model, w) for w in draft.all_wraps if w.subject) and _meets(draft, call):
+            draft.todo(
+                call, "this copy stays whole, and whole tensors do not mix with shards: shard it as the model is"
+            )
+
+
+def _meets(draft: Draft, copy: cst.Call) -> bool:
+    """Whether a copy and the sharded model come together in a call; those that objects hold are taken to."""
+    statement = draft.module.statement(copy)
+    targets = assigned_names(statement)
+    if any(isinstance(target, cst.Attribute) for target in targets):
+        return True
+    for call in draft.module.every(cst.Call):
+        values = [argument.value for argument in call.args]
+        owners = [v.func.value if isinstance(v, cst.Call) and isinstance(v.func, cst.Attribute) else v for v in values]
+        mine = [o for o in owners if any(origin.node is copy for origin in draft.origins(o))]
+        if mine and any(draft.wraps_of(o) for o in owners if o not in mine):
+            return True
+    return False
 
 
 def _copies(draft: Draft, wrap: Wrap) -> list[tuple[cst.Assign, str]]:

@@ -1,0 +1,83 @@
+"""What is taken from a model before it is sharded: optimizers, lists of parameters and copies are left to a person."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+STALE = {
+    "a list that an object keeps": """
+        class Masters:
+            def __init__(self, model):
+                self.masters = list(model.parameters())
+        def main(net, dist):
+            trainer = Masters(net)
+            net = DDP(net)
+            return net, AdamW(trainer.masters)
+        main(build(), dist)
+        """,
+    "an optimizer of what nobody sees": """
+        def main(net, trainer):
+            optimizer = AdamW(trainer.masters)
+            net = DDP(net)
+            return net, optimizer
+        """,
+    "a copy that is updated from the shards": """
+        def main(net):
+            ema = copy.deepcopy(net).eval()
+            net = DDP(net)
+            update(ema, net.module)
+        """,
+}
+FRESH = {
+    "names and counts": """
+        def main(net):
+            names = [name for name, _ in net.named_parameters()]
+            count = sum(p.numel() for p in net.parameters())
+            net = DDP(net)
+            print(names, count)
+        """,
+    "a list that moves with its optimizer": """
+        def main(net):
+            params = [p for p in net.parameters() if p.requires_grad]
+            optimizer = AdamW(params)
+            net = DDP(net)
+            return net, optimizer
+        """,
+    "a reference model of its own": """
+        def main(net, batch):
+            reference = copy.deepcopy(net).eval()
+            net = DDP(net)
+            return net(batch) - reference(batch)
+        """,
+}
+HEAD = "import copy\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nfrom torch.optim import AdamW\n"
+
+
+@pytest.mark.parametrize("code", STALE.values(), ids=STALE.keys())
+def test_what_would_stay_behind_is_said(code: str, migrated: Callable) -> None:
+    found = migrated(HEAD + textwrap.dedent(code))
+    assert [f.rule for f in found.report.manual if f.rule in ("optimizer-order", "model-copies")]
+    assert "# TODO(ckptkit): " in found.text
+
+
+@pytest.mark.parametrize("code", FRESH.values(), ids=FRESH.keys())
+def test_what_does_no_harm_is_not(code: str, migrated: Callable) -> None:
+    found = migrated(HEAD + textwrap.dedent(code))
+    assert "fully_shard(net)" in found.text
+    assert not [f for f in found.report.manual if f.rule in ("optimizer-order", "model-copies")]
+
+
+def test_the_copy_of_a_sharded_model_is_saved_like_it(migrated: Callable) -> None:
+    code = """
+        def main(net, torch, dist):
+            net = DDP(net)
+            ema = copy.deepcopy(net)
+            if dist.get_rank() == 0:
+                torch.save(ema.state_dict(), "ema.pt")
+        """
+    found = migrated(HEAD + textwrap.dedent(code))
+    assert "get_model_state_dict(ema, " in found.text and "ema.state_dict()" not in found.text
+    assert not found.report.manual
