@@ -8,7 +8,7 @@ import libcst as cst
 
 from .draft import Draft
 from .plan import Line
-from .state import is_rank_test, rank_guard
+from .state import asks_each_node, is_rank_test, rank_guard
 
 _Chain = list[cst.BaseStatement]  # from a guard down to the line of a call, each in the body of the one before
 
@@ -38,7 +38,7 @@ def guarded(draft: Draft, node: cst.CSTNode) -> str:
     test = tests.pop()
     if all(_is_own(one) for one in callers):
         return test
-    return "" if "local" in test.lower() else f"{draft.need_module('torch.distributed', 'dist')}.get_rank() == 0"
+    return "" if asks_each_node(test) else f"{draft.need_module('torch.distributed', 'dist')}.get_rank() == 0"
 
 
 def gather_and_leave(draft: Draft, call: cst.Call, test: str, pieces: Line, name: str) -> None:

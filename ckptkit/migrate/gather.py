@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from .draft import Draft
 from .early_return import gather_and_leave, guarded
 from .grade import Grade
 from .plan import Line
-from .state import is_rank_test, rank_guard
+from .state import asks_each_node, is_rank_test, rank_guard
 
 
 def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
@@ -33,19 +35,33 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     else:
         name = draft.fresh(name, f"full_{name}")
         draft.replace(call, name)
-    draft.before(guard, *before_guard(draft, guard, (f"{name} = ", *pieces)))
+    hoist(draft, guard, (f"{name} = ", *pieces))
     draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before the rank guard")
     report_guarded_callers(draft, call)
 
 
 def of_one_rank(draft: Draft, node: cst.CSTNode) -> bool:
-    """Whether only rank 0 needs what is gathered in a function that all ranks will call: not where each node writes."""
-    test = guarded(draft, node)
-    return bool(test) and "local" not in test.lower()
+    """Whether only rank 0 needs what is gathered, under a guard or in a function that all ranks will call: not where
+    a rank of each node writes.
+    """
+    guard = rank_guard(draft, node)
+    test = draft.code(guard.test) if guard is not None else guarded(draft, node)
+    return bool(test) and not asks_each_node(test)
 
 
-def before_guard(draft: Draft, guard: cst.If, line: Line) -> list[Line]:
-    """A line that all ranks run before a rank guard: under what else the guard asks for (`step % 100 == 0 and ...`)."""
+def hoist(draft: Draft, guard: cst.If, line: Line) -> None:
+    """Insert a line that all ranks run before a rank guard: under what else it asks for (`step % 100 == 0 and ...`)."""
+    lines = _before_guard(draft, guard, line)
+    at, step = draft.module.lines(guard).start, draft.module.step()
+    for number, edit in enumerate(draft.edits if len(lines) > 1 else ()):
+        if edit.inserts and edit.span.start == at and lines[0][0] in edit.pieces:  # another line under the same test
+            inner = draft.module.text.newline + draft.module.indent(guard) + step
+            draft.edits[number] = replace(edit, pieces=(*edit.pieces[:-1], inner, *line, edit.pieces[-1]))
+            return
+    draft.before(guard, *lines)
+
+
+def _before_guard(draft: Draft, guard: cst.If, line: Line) -> list[Line]:
     parts = [guard.test]
     while isinstance(parts[0], cst.BooleanOperation) and isinstance(parts[0].operator, cst.And) and not parts[0].lpar:
         parts = [parts[0].left, parts[0].right, *parts[1:]]

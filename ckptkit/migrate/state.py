@@ -318,6 +318,12 @@ def rank_guard(draft: Draft, node: cst.CSTNode) -> cst.If | None:
     return found
 
 
+def asks_each_node(text: str) -> bool:
+    """Whether a rank test holds once on every node (`local_rank == 0`, `rank % gpus == 0`), not once in all."""
+    squeezed = text.replace(" ", "").lower()
+    return "local" in squeezed or bool(_RANK_OF_NODE.search(squeezed))
+
+
 def is_rank_test(text: str) -> bool:
     """Whether the text of a condition asks for one rank: `rank == 0`, `not rank`, `is_main_process()`,
     `dist.get_rank() < 1`.

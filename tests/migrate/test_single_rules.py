@@ -229,3 +229,21 @@ def test_a_method_asks_its_object_for_the_rank_as_its_caller_did(migrated: Calla
     whole = "state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))"
     assert f"        {whole}\n        if self.local_rank != 0:\n            return\n" in text  # every node writes
     assert "    def train(self):\n        self.save()\n" in text
+
+
+@pytest.mark.parametrize(
+    ("test", "offload"),
+    [("rank == 0", ", cpu_offload=True"), ("local_rank == 0", ""), ("rank % gpus == 0", "")],
+)
+def test_states_that_a_rank_of_each_node_writes_are_gathered_for_all(
+    test: str, offload: str, migrated: Callable[..., Any]
+) -> None:
+    text = migrated(
+        f"{HEAD}def train(rank, local_rank, gpus, step):\n    model = DDP(nn.Linear(4, 4))\n"
+        f"    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n    if step % 2 == 0 and {test}:\n"
+        "        torch.save({'m': model.state_dict(), 'o': optimizer.state_dict()}, 'x.pt')\n"
+    ).text
+    options = f"options=StateDictOptions(full_state_dict=True{offload}))"
+    assert text.count("    if step % 2 == 0:\n") == 1  # both are gathered under what else the guard asks for
+    assert f"        model_state = get_model_state_dict(model, {options}\n" in text
+    assert text.count(options) == 2 or text.count("full_state_dict=True" + offload + ")") == 2

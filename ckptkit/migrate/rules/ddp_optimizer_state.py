@@ -34,7 +34,7 @@ from ..draft import Draft
 from ..gather import gather, of_one_rank
 from ..grade import Grade
 from ..replicas import model_near, steps_replicas
-from ..state import STATE, options, rank_guard
+from ..state import STATE, options
 from ..syntax import argument_of
 
 SOURCES = ("ddp",)
@@ -74,7 +74,7 @@ def rewrite(draft: Draft) -> None:
 
 def _save(draft: Draft, call: cst.Call, optimizer: cst.BaseExpression, model: cst.BaseExpression) -> None:
     get = draft.need(STATE, "get_optimizer_state_dict")
-    on_rank_0 = ["cpu_offload=True"] if rank_guard(draft, call) is not None or of_one_rank(draft, call) else []
+    on_rank_0 = ["cpu_offload=True"] if of_one_rank(draft, call) else []
     arguments = options(draft, ["full_state_dict=True", *on_rank_0])
     pieces = (f"{get}({draft.code(model)}, ", *draft.module.quote(optimizer), *arguments, ")")
     gather(draft, call, pieces, "optimizer_state", "the optimizer's state is gathered by parameter names")

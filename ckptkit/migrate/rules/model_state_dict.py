@@ -36,7 +36,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..gather import before_guard, gather, of_one_rank, report_guarded_callers
+from ..gather import gather, hoist, of_one_rank, report_guarded_callers
 from ..grade import Grade
 from ..names import FSDP
 from ..plan import Line
@@ -47,6 +47,7 @@ from ..state import (
     SETTER,
     STATE,
     Kind,
+    asks_each_node,
     carriers,
     kind_at,
     may_be_none,
@@ -93,7 +94,17 @@ def _calls(draft: Draft, name: str) -> list[tuple[cst.Call, list[Wrap]]]:
             is_mine = isinstance(func, cst.Attribute) and func.attr.value == name and id(call) not in known
             if is_mine and draft.code(func.value) == draft.code(model):  # type: ignore[attr-defined]
                 found.append((call, []))
-    return found
+    return [(call, wraps) for call, wraps in found if not _in_context_that_stays(draft, call)]
+
+
+def _in_context_that_stays(draft: Draft, call: cst.Call) -> bool:
+    """Whether a call lies in a state_dict_type context of a model whose wrap was left: it means what that says."""
+    for context in settings(draft, CONTEXT):
+        statement, model = draft.module.statement(context), model_of(draft, context)
+        inside = isinstance(statement, cst.With) and draft.module.within(call, statement.body)
+        if inside and (model is None or not draft.is_migrated(model)):
+            return True
+    return False
 
 
 def _saves(draft: Draft) -> None:
@@ -109,7 +120,7 @@ def _saves(draft: Draft) -> None:
         get = draft.need(STATE, "get_model_state_dict")
         arguments = kind.model_options()
         guard = rank_guard(draft, call)
-        if guard is not None and kind.name == "FULL":
+        if guard is not None and kind.name == "FULL" and not asks_each_node(draft.code(guard.test)):
             arguments = ["full_state_dict=True", "cpu_offload=True"]
         replicas = any(wrap.source == "ddp" for wrap in wraps)
         if replicas and guard is None and of_one_rank(draft, call):
@@ -143,7 +154,7 @@ def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
         draft.delete(statement)
     else:
         draft.replace(call, name)
-    draft.before(guard, *before_guard(draft, guard, (f"{name} = ", *pieces)))
+    hoist(draft, guard, (f"{name} = ", *pieces))
     draft.note(call, Grade.EXACT, "all ranks take part in gathering the state: hoisted out of the rank guard")
 
 

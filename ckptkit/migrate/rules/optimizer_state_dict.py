@@ -44,7 +44,7 @@ from ..models import literal
 from ..names import FSDP
 from ..origin import CALL
 from ..plan import Line
-from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options, rank_guard
+from ..state import STATE, asks_each_node, kind_at, may_be_none, only_on_rank_0, options, rank_guard
 from ..syntax import argument_of
 
 SOURCES = ("fsdp1",)
@@ -137,7 +137,7 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
                 call, Grade.PERFORMANCE, "a full state on the CPU of all ranks is not to be had: it stays on the device"
             )
     guard = rank_guard(draft, call)
-    if guard is not None and full:
+    if guard is not None and full and not asks_each_node(draft.code(guard.test)):
         arguments = ["full_state_dict=True", "cpu_offload=True"]
     get = draft.need(STATE, "get_optimizer_state_dict")
     quote = draft.module.quote
@@ -163,7 +163,9 @@ def _roles(draft: Draft, call: cst.Call, name: str) -> tuple[cst.BaseExpression 
     parameters, key = _LOAD[name]
     if name == "optim_state_dict_to_load" and len(call.args) >= 3 and not any(a.keyword for a in call.args[:3]):
         first, second, third = (argument.value for argument in call.args[:3])
-        if draft.wraps_of(second, "fsdp1") and not draft.wraps_of(first, "fsdp1"):
+        wraps = {id(wrap.call) for wrap in draft.all_wraps}
+        wrapped = [any(id(o.node) in wraps for o in draft.origins(node)) for node in (first, second)]
+        if wrapped == [False, True] or ("state" in draft.code(first) and "state" not in draft.code(third)):
             return second, third, first
     return (
         argument_of(call, parameters, "model"),
