@@ -35,6 +35,8 @@ CONTROLS = {
     "a second update above the lowest rate": ("deepspeed_engine", "self.last_epoch - 1", "self.last_epoch"),
     "no reduction": ("deepspeed_engine", "gradient_sync((", "gradient_sync(False and ("),
     "weight decay of torch's AdamW": ("deepspeed_initialize", ", weight_decay=0.0", ""),
+    "an overflow that lowers the scale at once": ("deepspeed_loss_scale", "window=4)", "window=4, hysteresis=1)"),
+    "updates that are not skipped": ("deepspeed_loss_scale", "return not overflow", "return True"),
     "weights that are not rounded": ("deepspeed_precision", ".bfloat16().float()\n", "\n"),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from ckptkit import migrate
 pytestmark = pytest.mark.slow
 BEFORE = (SCRIPTS.parent / "programs" / "deepspeed_resume" / "before" / "train.py").read_text()
 SGD = '{"type": "SGD", "params": {"lr": 0.02, "momentum": 0.9}}, "zero_allow_untested_optimizer": True'
+FALLING = 'True, "initial_scale_power": 18'
 LOW = '"zero_optimization": {{"stage": {}}}, "{}": {{"enabled": True}}'
 
 # What is changed in the program, and the bound: DeepSpeed's Adam rounds otherwise in the last bits, torch's not.
@@ -28,6 +29,13 @@ VARIANTS: dict[str, tuple[dict[str, str], float]] = {
     "bf16": (
         {'"zero_optimization": {"stage": 2}': LOW.format(2, "bf16"), "x.to(engine.device)": "x.bfloat16()"},
         1e-3,  # the losses are those of a bf16 forward
+    ),
+    "fp16, its loss scale falling": (
+        {
+            '"zero_optimization": {"stage": 2}': LOW.format(2, "fp16").replace("True", FALLING),
+            "x.to(engine.device)": "x.half()",
+        },
+        1e-3,  # and of an fp16 forward
     ),
 }  # fmt: skip
 

@@ -105,7 +105,12 @@ _ATTRIBUTES: dict[str, Spelling] = {
     "global_rank": _dist("get_rank"),
     "world_size": _dist("get_world_size"),
     "dp_world_size": _dist("get_world_size"),
-    "skipped_steps": lambda draft, setup, code: ("0",),
+    "skipped_steps": lambda draft, setup, code: (
+        (f"{setup.at(code, 'scaler')}.skipped",) if setup.precision == "fp16" else ("0",)
+    ),
+    "cur_scale": lambda draft, setup, code: (
+        (f"{setup.at(code, 'scaler')}.cur_scale",) if setup.precision == "fp16" else ("1.0",)
+    ),
 }
 _METHODS: dict[str, Spelling] = {
     "get_lr": _lr,
@@ -121,7 +126,7 @@ _METHODS: dict[str, Spelling] = {
 }
 _LEFT = frozenset(
     "train_batch eval_batch monitor allreduce_gradients set_train_batch_size set_gradient_accumulation_boundary "
-    "get_mom tput_timer timers global_samples loss_scale cur_scale destroy reset_activation_shape "
+    "get_mom tput_timer timers global_samples loss_scale destroy reset_activation_shape "
     "empty_partition_cache eigenvalue deepspeed_io training_dataloader config _config save_fp16_model "
     "_zero3_consolidated_16bit_state_dict zero_optimization_partition_weights get_sequence_parallel_group".split()
 )

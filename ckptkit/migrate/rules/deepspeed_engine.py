@@ -148,25 +148,18 @@ def _step(draft: Draft, call: cst.Call, setup: Setup, code: str) -> None:
 def _update(draft: Draft, setup: Setup, code: str) -> list[Line]:
     torch = draft.need_module("torch")
     step, optimizer = draft.module.step(), setup.at(code, "optimizer")
-    scaler = setup.at(code, "scaler")
     lines: list[Line] = []
     wants_norm = "grad_norm" in setup.counts
-    if setup.precision == "fp16":
-        lines.append((f"{scaler}.unscale_({optimizer})",))
     if setup.clip is not None or wants_norm:
         limit = ('float("inf")',) if setup.clip is None else setup.value(code, "max_norm", setup.clip)
         clip: Line = (f"{torch}.nn.utils.clip_grad_norm_({code}.parameters(), ", *limit, ")")
         lines.append((f"{setup.at(code, 'grad_norm')} = ", *clip, ".full_tensor()") if wants_norm else clip)
-    schedule: Line = (f"{setup.at(code, 'lr_scheduler')}.step()",)
+    lines.append((f"{optimizer}.step()",))
+    if setup.scheduler:
+        lines.append((f"{setup.at(code, 'lr_scheduler')}.step()",))
     if setup.precision == "fp16":
-        scale = draft.throwaway("scale", "scale_before")
-        lines += [(f"{scale} = {scaler}.get_scale()",), (f"{scaler}.step({optimizer})",), (f"{scaler}.update()",)]
-        if setup.scheduler:
-            lines += [(f"if {scaler}.get_scale() >= {scale}:",), (step, *schedule)]
-    else:
-        lines.append((f"{optimizer}.step()",))
-        if setup.scheduler:
-            lines.append(schedule)
+        finite: Line = (f"if {setup.at(code, 'scaler')}.unscale({code}.parameters()):",)
+        lines = [finite, *((step, *line) for line in lines)]
     lines.append((f"{optimizer}.zero_grad()",))
     if "global_steps" in setup.counts:
         lines.append((f"{setup.at(code, 'global_steps')} += 1",))

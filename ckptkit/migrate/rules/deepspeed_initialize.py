@@ -33,9 +33,10 @@ import libcst as cst
 
 from ..draft import Draft
 from ..ds_config import Unknown, entry
-from ..ds_setup import Setup, local_device, setup_of, spelled
+from ..ds_setup import Setup, setup_of, spelled
 from ..edit import Piece
 from ..grade import Grade
+from ..loss_scale import scaler_lines
 from ..origin import CALL
 from ..plan import Line, Order
 from ..schedules import scheduler_lines
@@ -162,7 +163,7 @@ def _tail(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
     elif _is_named(draft, wrap, 1):
         lines.append((f"{optimizer} = None",))
     lines += _scheduler(draft, wrap, setup)
-    lines += _scaler(draft, setup)
+    lines += scaler_lines(draft, setup)
     lines += _loader(draft, wrap, setup)
     for name, line in setup.stored.items():
         lines.append((f"{setup.at(model, name)} = ", *line))
@@ -244,22 +245,6 @@ def _scheduler(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
     if functions:
         return [(f"{setup.scheduler} = {code}({setup.optimizer})",)]
     return [(f"{setup.scheduler} = {code}",)] if code != setup.scheduler else []
-
-
-def _scaler(draft: Draft, setup: Setup) -> list[Line]:
-    """fp16: deepspeed 0.19.8 starts at 2**initial_scale_power (16) and doubles after loss_scale_window (1000)
-    steps.
-    """
-    if setup.precision != "fp16":
-        return []
-    torch = draft.need_module("torch")
-    static = entry(setup.tree, "fp16.loss_scale", 0)
-    power, window = entry(setup.tree, "fp16.initial_scale_power", 16), entry(setup.tree, "fp16.loss_scale_window", 1000)
-    scale = f"{float(static)}" if static else f"2.0**{power}"
-    interval = 2**31 - 1 if static else window
-    device = f"{local_device(draft)}().type"
-    name = setup.at(setup.model, "scaler")
-    return [(f"{name} = {torch}.amp.GradScaler({device}, init_scale={scale}, growth_interval={interval})",)]
 
 
 def _loader(draft: Draft, wrap: Wrap, setup: Setup) -> list[Line]:
