@@ -81,3 +81,44 @@ def test_the_copy_of_a_sharded_model_is_saved_like_it(migrated: Callable) -> Non
     found = migrated(HEAD + textwrap.dedent(code))
     assert "get_model_state_dict(ema, " in found.text and "ema.state_dict()" not in found.text
     assert not found.report.manual
+
+
+LEFT = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, StateDictType\n"
+
+
+def test_what_a_wrap_that_stays_needs_stays_with_it(migrated: Callable) -> None:
+    code = """
+        def build(net, options, sharded):
+            if sharded:
+                model = FSDP(net, **options)
+            else:
+                model = DDP(net)
+            return model
+        def save(torch, model, optimizer):
+            with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+                torch.save(model.state_dict(), "model.pt")
+            print(model.module)
+        def load(model, optimizer, state):
+            flat = FSDP.optim_state_dict_to_load(state, model, optimizer)
+            optimizer.load_state_dict(flat)
+        model = build(net(), options(), True)
+        save(torch, model, AdamW(model.parameters()))
+        load(model, AdamW(model.parameters()), {})
+        """
+    found = migrated(LEFT + HEAD + textwrap.dedent(code))
+    assert "torch.save(model.state_dict()" in found.text and "with FSDP.state_dict_type(" in found.text
+    assert "flat = FSDP.optim_state_dict_to_load(state, model, optimizer)" in found.text
+    assert [f.rule for f in found.report.manual if f.rule == "wrapped-module"]
+
+
+def test_a_policy_stays_with_the_wrap_that_may_take_it(migrated: Callable) -> None:
+    code = """
+        class Config:
+            @property
+            def precision(self):
+                return MixedPrecision(param_dtype=half)
+        def build(net, config):
+            return FSDP(net, mixed_precision=config.precision)
+        """
+    found = migrated(LEFT + textwrap.dedent(code))
+    assert "MixedPrecisionPolicy" not in found.text and "fully_shard" not in found.text

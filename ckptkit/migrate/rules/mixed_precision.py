@@ -91,16 +91,24 @@ def rewrite(draft: Draft) -> None:
         if text.value.strip("'\"") == _EVAL and not draft.module.skips(text):
             draft.todo(text, f"{_EVAL} has no counterpart: FSDP2 keeps param_dtype in eval")
     chosen = {id(call): flag for w in draft.all_wraps if not w.plan.refused for call, flag in w.plan.objects}
+    stays = any(_may_take_any(draft, wrap) for wrap in draft.all_wraps)
     for call in draft.calls(MIXED_PRECISION):
         if id(call) in chosen:
             _rewrite_object(draft, call, flag=chosen[id(call)])
             continue
-        if any(wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps):
+        if stays or any(wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps):
             continue
         if any(argument_of(call, _FIELDS, name) is not None for name in _FIELDS[3:]) or any(a.star for a in call.args):
             continue  # literal users have carried the flags over; otherwise the generic check reports it
         taken = any(not wrap.plan.refused and _takes(draft, wrap, call) for wrap in draft.all_wraps)
         _rewrite_object(draft, call, quiet=taken)
+
+
+def _may_take_any(draft: Draft, wrap: Wrap) -> bool:
+    """Whether a wrap that stays takes a policy that is not seen: it may be any of the program."""
+    value = wrap.args.get("mixed_precision")
+    unseen = value is not None and not draft.flow.origins(value.module, value.node)
+    return wrap.plan.refused and wrap.source == "fsdp1" and (unseen or bool(wrap.unresolved))
 
 
 def _takes(draft: Draft, wrap: Wrap, call: cst.Call) -> bool:
