@@ -44,6 +44,7 @@ class Draft:
     deleted: list[cst.CSTNode] = field(default_factory=list)
     sweepable: list[cst.CSTNode] = field(default_factory=list)  # assignments to delete once nothing shows their names
     helpers: dict[str, str] = field(default_factory=dict)  # functions to be written into the file, by name
+    hoisted: dict[int, tuple[dict[int, Line], list[Edit]]] = field(default_factory=dict)  # by guard: lines by place
     leaves: dict[int, Edit] = field(default_factory=dict)  # where the other ranks leave a function, by its id
     commands: list[str] = field(default_factory=list)  # `ckptkit convert` lines for checkpoints that the script loads
     _taken: set[str] = field(default_factory=set)
@@ -264,7 +265,8 @@ class Draft:
             span, text = self.module.lines(line), self.module.text
             blank_above = span.start == 0 or not text.line(span.start - 1).strip()
             if blank_above and span.stop < len(text.content) and not text.line(span.stop).strip():
-                span = Span(span.start, text.line_end(span.stop))  # one blank line is enough where nothing stands
+                # One blank line is enough where nothing stands. It is an edit of its own: others insert before it.
+                self.replace_span(Span(span.stop, text.line_end(span.stop)))
             self.replace_span(span)
 
     def move_after(self, nodes: list[cst.CSTNode], anchor: cst.CSTNode, order: int) -> None:

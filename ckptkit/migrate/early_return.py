@@ -10,6 +10,7 @@ from .draft import Draft
 from .plan import Line
 from .state import asks_each_node, is_rank_test, rank_guard
 
+_FAR = 1 << 40
 _Chain = list[cst.BaseStatement]  # from a guard down to the line of a call, each in the body of the one before
 
 
@@ -55,7 +56,7 @@ def gather_and_leave(draft: Draft, call: cst.Call, test: str, pieces: Line, name
     else:
         name = draft.fresh(name, f"full_{name}")
         draft.replace(call, name)
-        draft.before(line, (f"{name} = ", *pieces))
+        draft.before(line, (f"{name} = ", *pieces), order=draft.module.span(call).start - _FAR)  # as the calls stand
     old = draft.leaves.get(id(function))
     if old is None:
         for caller in _callers(draft, function):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import libcst as cst
 
 from .draft import Draft
@@ -35,7 +33,7 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     else:
         name = draft.fresh(name, f"full_{name}")
         draft.replace(call, name)
-    hoist(draft, guard, (f"{name} = ", *pieces))
+    hoist(draft, guard, call, (f"{name} = ", *pieces))
     draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before the rank guard")
     report_guarded_callers(draft, call)
 
@@ -49,27 +47,32 @@ def of_one_rank(draft: Draft, node: cst.CSTNode) -> bool:
     return bool(test) and not asks_each_node(test)
 
 
-def hoist(draft: Draft, guard: cst.If, line: Line) -> None:
-    """Insert a line that all ranks run before a rank guard: under what else it asks for (`step % 100 == 0 and ...`)."""
-    lines = _before_guard(draft, guard, line)
-    at, step = draft.module.lines(guard).start, draft.module.step()
-    for number, edit in enumerate(draft.edits if len(lines) > 1 else ()):
-        if edit.inserts and edit.span.start == at and lines[0][0] in edit.pieces:  # another line under the same test
-            inner = draft.module.text.newline + draft.module.indent(guard) + step
-            draft.edits[number] = replace(edit, pieces=(*edit.pieces[:-1], inner, *line, edit.pieces[-1]))
-            return
-    draft.before(guard, *lines)
+def hoist(draft: Draft, guard: cst.If, call: cst.Call, line: Line) -> None:
+    """Insert a line that all ranks run before a rank guard, in the place of a call in it.
+
+    Several stand in the order of their calls, under what else the guard asks for (`step % 100 == 0 and ...`).
+    """
+    lines, edits = draft.hoisted.setdefault(id(guard), ({}, []))
+    lines[draft.module.span(call).start] = line
+    for edit in edits:
+        draft.edits.remove(edit)
+    block = [lines[at] for at in sorted(lines)]
+    test = _rest(draft, guard)
+    if test:
+        block = [(f"if {test}:",), *((draft.module.step(), *one) for one in block)]
+    draft.before(guard, *block)
+    edits[:] = draft.edits[-1:]
 
 
-def _before_guard(draft: Draft, guard: cst.If, line: Line) -> list[Line]:
+def _rest(draft: Draft, guard: cst.If) -> str:
+    """What a rank guard asks for besides the rank; empty where that cannot be taken apart, too."""
     parts = [guard.test]
     while isinstance(parts[0], cst.BooleanOperation) and isinstance(parts[0].operator, cst.And) and not parts[0].lpar:
         parts = [parts[0].left, parts[0].right, *parts[1:]]
     rest = [part for part in parts if not is_rank_test(draft.code(part))]
-    if not rest or len(rest) == len(parts):
-        return [line]
-    test = " and ".join(f"({draft.code(part)})" if part.lpar else draft.code(part) for part in rest)
-    return [(f"if {test}:",), (draft.module.step(), *line)]
+    if len(rest) == len(parts):
+        return ""
+    return " and ".join(f"({draft.code(part)})" if part.lpar else draft.code(part) for part in rest)
 
 
 def report_guarded_callers(draft: Draft, node: cst.CSTNode) -> None:

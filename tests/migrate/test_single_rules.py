@@ -247,3 +247,33 @@ def test_states_that_a_rank_of_each_node_writes_are_gathered_for_all(
     assert text.count("    if step % 2 == 0:\n") == 1  # both are gathered under what else the guard asks for
     assert f"        model_state = get_model_state_dict(model, {options}\n" in text
     assert text.count(options) == 2 or text.count("full_state_dict=True" + offload + ")") == 2
+
+
+EVALUATED = f"""{HEAD}
+@torch.no_grad()
+def evaluate(model):
+    model(torch.ones(4))
+
+
+def train(rank):
+    model = DDP(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        evaluate(model)
+"""
+SAVED = "    if rank == 0:\n        torch.save({}, 'x.pt')\n"
+
+
+def test_an_optimizers_state_after_an_evaluation_is_taken_of_a_sharded_model(migrated: Callable[..., Any]) -> None:
+    alone = SAVED.format("optimizer.state_dict()")
+    assert "get_optimizer_state_dict(\n        resharded(model), optimizer" in migrated(EVALUATED + alone).text
+    both = SAVED.format("[model.state_dict(), optimizer.state_dict()]")
+    text = migrated(EVALUATED + both).text  # the model's own comes first and shards it
+    assert text.index("model_state = ") < text.index("optimizer_state = ") and "resharded" not in text
+    assert "resharded" not in migrated((EVALUATED + alone).replace("@torch.no_grad()\n", "")).text
+
+
+def test_a_model_that_is_loaded_after_evaluations_goes_back_into_shards(migrated: Callable[..., Any]) -> None:
+    load = "    model.module.load_state_dict(torch.load('best.pt'))\n"
+    assert "set_model_state_dict(resharded(model)," in migrated(EVALUATED + load).text.replace("\n        ", "")
+    assert "resharded" not in migrated(EVALUATED.replace("    for _", f"{load}    for _")).text

@@ -34,6 +34,7 @@ from ..draft import Draft
 from ..gather import gather, of_one_rank
 from ..grade import Grade
 from ..replicas import model_near, steps_replicas
+from ..resharding import for_saving
 from ..state import STATE, options
 from ..syntax import argument_of
 
@@ -76,7 +77,8 @@ def _save(draft: Draft, call: cst.Call, optimizer: cst.BaseExpression, model: cs
     get = draft.need(STATE, "get_optimizer_state_dict")
     on_rank_0 = ["cpu_offload=True"] if of_one_rank(draft, call) else []
     arguments = options(draft, ["full_state_dict=True", *on_rank_0])
-    pieces = (f"{get}({draft.code(model)}, ", *draft.module.quote(optimizer), *arguments, ")")
+    named = for_saving(draft, call, model, (draft.code(model),))
+    pieces = (f"{get}(", *named, ", ", *draft.module.quote(optimizer), *arguments, ")")
     gather(draft, call, pieces, "optimizer_state", "the optimizer's state is gathered by parameter names")
 
 

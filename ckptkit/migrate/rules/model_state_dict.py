@@ -41,6 +41,7 @@ from ..grade import Grade
 from ..names import FSDP
 from ..plan import Line
 from ..replicas import replicated
+from ..resharding import for_loading
 from ..state import (
     CONTEXT,
     GETTER,
@@ -154,7 +155,7 @@ def _hoist(draft: Draft, call: cst.Call, guard: cst.If, pieces: tuple) -> None:
         draft.delete(statement)
     else:
         draft.replace(call, name)
-    hoist(draft, guard, (f"{name} = ", *pieces))
+    hoist(draft, guard, call, (f"{name} = ", *pieces))
     draft.note(call, Grade.EXACT, "all ranks take part in gathering the state: hoisted out of the rank guard")
 
 
@@ -185,7 +186,7 @@ def _loads(draft: Draft) -> None:
             draft.helpers.setdefault("unprefixed", UNPREFIXED)
             quoted = ("unprefixed(", *quoted, ")")
         load = draft.need(STATE, "set_model_state_dict")
-        model = draft.module.quote(call.func.value)
+        model = for_loading(draft, call, draft.module.quote(call.func.value))
         draft.replace(call, f"{load}(", *model, ", ", *quoted, *options(draft, arguments), ")")
         draft.note(call, Grade.EXACT, f"load_state_dict becomes set_model_state_dict ({kind.name.lower()})")
 

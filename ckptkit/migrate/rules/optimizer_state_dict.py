@@ -44,6 +44,7 @@ from ..models import literal
 from ..names import FSDP
 from ..origin import CALL
 from ..plan import Line
+from ..resharding import for_saving
 from ..state import STATE, asks_each_node, kind_at, may_be_none, only_on_rank_0, options, rank_guard
 from ..syntax import argument_of
 
@@ -141,7 +142,8 @@ def _get(draft: Draft, call: cst.Call, name: str, parameters: list[str]) -> None
         arguments = ["full_state_dict=True", "cpu_offload=True"]
     get = draft.need(STATE, "get_optimizer_state_dict")
     quote = draft.module.quote
-    pieces = (f"{get}(", *quote(model), ", ", *quote(optimizer), *options(draft, arguments), ")")
+    named = for_saving(draft, call, model, quote(model))
+    pieces = (f"{get}(", *named, ", ", *quote(optimizer), *options(draft, arguments), ")")
     if guard is not None:
         name = draft.fresh("optimizer_state", "full_optimizer_state")
         statement = draft.module.statement(call)
