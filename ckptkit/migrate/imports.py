@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import libcst as cst
@@ -12,6 +13,8 @@ from .draft import Draft
 from .edit import Edit, Rendering, Span
 from .module import Module
 from .sweep import exported, fill_blocks
+
+_KEPT = re.compile(r"#\s*noqa:[^#\n]*\bF401\b")  # imported for others to take it from here
 
 
 def mend(draft: Draft) -> None:
@@ -158,6 +161,9 @@ def _is_dead(
         return False
     scope = module.scope(statement)
     if scope is None or (isinstance(scope, metadata.GlobalScope) and exported(draft, local)):
+        return False
+    lines = module.lines(module.line(statement))
+    if _KEPT.search(module.text.content, lines.start, lines.stop):
         return False
     used = False
     for assignment in scope[local]:

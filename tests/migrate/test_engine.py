@@ -211,3 +211,52 @@ def test_the_engine_imports_no_torch() -> None:
 def test_every_rule_has_a_whole_page(rule: migrate.Rule) -> None:
     for part in ("What:", "In numbers:", "Known limits:", "Before"):
         assert part in rule.page, f"{rule.name} says nothing about {part}"
+
+
+def test_a_helper_takes_the_place_of_the_last_import(migrated: Callable) -> None:
+    found = migrated(
+        """
+        import torch
+        from net import build
+
+        import deepspeed
+
+        def main(config):
+            model, optimizer, _, _ = deepspeed.initialize(model=build(), config={"train_micro_batch_size_per_gpu": 1})
+        """
+    )
+    helpers = [name for name in ("local_device", "broadcast_buffers") if f"{name}(" in found.text]
+    assert helpers and all(f"def {name}(" in found.text for name in helpers)
+
+
+def test_an_import_for_others_stays(migrated: Callable) -> None:
+    found = migrated(
+        """
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from tools import is_parallel, other  # noqa: F401
+
+        def inner(model):
+            return model.module if is_parallel(model) else model
+
+        def main(net):
+            return inner(DDP(net))
+        """
+    )
+    assert "from tools import is_parallel, other  # noqa: F401" in found.text
+    assert "is_parallel(model)" not in found.text
+
+
+def test_comments_in_a_policy_stay(migrated: Callable) -> None:
+    found = migrated(
+        """
+        import torch
+        from torch.distributed.fsdp import MixedPrecision
+
+        half = MixedPrecision(
+            param_dtype=torch.bfloat16,
+            # what gradients travel in
+            reduce_dtype=torch.float32,
+        )
+        """
+    )
+    assert "MixedPrecisionPolicy(" in found.text and "# what gradients travel in" in found.text

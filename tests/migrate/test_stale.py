@@ -122,3 +122,17 @@ def test_a_policy_stays_with_the_wrap_that_may_take_it(migrated: Callable) -> No
         """
     found = migrated(LEFT + textwrap.dedent(code))
     assert "MixedPrecisionPolicy" not in found.text and "fully_shard" not in found.text
+
+
+def test_enable_wrap_stays_with_a_wrap_that_stays(migrated: Callable) -> None:
+    code = """
+        from torch.distributed.fsdp.wrap import enable_wrap, wrap
+        def build(net, options):
+            with enable_wrap(wrapper_cls=FSDP, **options):
+                net.layer = wrap(net.layer)
+                net = wrap(net)
+            return net
+        """
+    found = migrated(LEFT + textwrap.dedent(code))
+    assert "with enable_wrap(wrapper_cls=FSDP, **options):" in found.text and "net = wrap(net)" in found.text
+    assert found.report.manual

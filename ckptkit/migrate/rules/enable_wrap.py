@@ -42,8 +42,8 @@ def plan(draft: Draft, wrap: Wrap) -> None:
 
 
 def rewrite(draft: Draft) -> None:
-    """Remove the contexts whose wraps were all rewritten."""
-    if any(w.plan.refused and any(rule == "enable-wrap" for rule, _ in w.plan.refusals) for w in draft.all_wraps):
+    """Remove the contexts, unless a `wrap` of the program stays: outside of a context it would wrap nothing."""
+    if any(w.plan.refused and draft.flow.called(w.module, w.call) == WRAP for w in draft.all_wraps):
         return
     for call in draft.calls(ENABLE_WRAP):
         statement = draft.module.statement(call)

@@ -39,6 +39,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
+from ..edit import Span
 from ..grade import Grade
 from ..models import may_have_batch_norm, may_have_buffers
 from ..origin import CALL, LITERAL, NAME, Origin
@@ -132,7 +133,11 @@ def _rewrite_object(draft: Draft, call: cst.Call, *, quiet: bool = False, flag: 
         arguments += [*([", "] if arguments else []), "cast_forward_inputs=", *value]
     name = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     before, draft.rule = draft.rule, "mixed-precision"
-    if draft.replace(call, f"{name}(", *arguments, ")") and not quiet:
+    comments = draft.module.comments_in(call, [piece for piece in arguments if isinstance(piece, Span)])
+    new = draft.replace(call, f"{name}(", *arguments, ")")
+    if new and comments:
+        draft.before(call, *((comment,) for comment in comments))
+    if new and not quiet:
         draft.note(call, Grade.EXACT, "MixedPrecision becomes MixedPrecisionPolicy")
         if argument_of(call, _FIELDS, "buffer_dtype") is not None:
             draft.note(call, Grade.NUMERICS, "buffer_dtype has no counterpart: buffers keep their dtype")
