@@ -27,8 +27,11 @@ class ConfigFile:
     rule: str
     findings: list[Finding] = field(default_factory=list)
 
-    def note(self, grade: Grade, message: str, *, at: str = "") -> None:
-        """Report something, at the first line that holds `at`."""
+    def note(self, grade: Grade, message: str, *, at: str = "", line: int = 0) -> None:
+        """Report something, at a line, or at the first one that holds `at`."""
+        if line:
+            self.findings.append(Finding(self.path, line, 1, grade, self.rule, message))
+            return
         lines = self.text.splitlines()
         line, column = next(((i, one.index(at)) for i, one in enumerate(lines) if at and at in one), (0, 0))
         self.findings.append(Finding(self.path, line + 1, column + 1, grade, self.rule, message))
@@ -86,14 +89,21 @@ def convert(path: Path, data: bytes, active: Iterable[Converter]) -> Converted |
         raw, is_utf8 = data.decode("latin-1"), False
     windows = raw.count("\r\n") == raw.count("\n") > 0
     text = raw.replace("\r\n", "\n") if windows else raw
+    findings: list[Finding] = []
+    claimed, new = False, text
     for converter in active:
-        if path.suffix not in converter.suffixes or not converter.claims(text):
+        if path.suffix not in converter.suffixes or not converter.claims(new):
             continue
-        file = ConfigFile(path, text, converter.name)
-        if not is_utf8:
+        claimed = True
+        file = ConfigFile(path, new, converter.name)
+        if is_utf8:
+            new = converter.convert(file)
+        else:
             file.note(Grade.MANUAL, "cannot be read: this is not UTF-8 text; save it as UTF-8 and migrate again")
-            return Converted(raw, raw, data, file.findings)
-        new = converter.convert(file)
-        new = new.replace("\n", "\r\n") if windows else new
-        return Converted(raw, new, mark + new.encode(), file.findings)
-    return None
+        findings += file.findings
+    if not claimed:
+        return None
+    if new == text:
+        return Converted(raw, raw, data, findings)
+    new = new.replace("\n", "\r\n") if windows else new
+    return Converted(raw, new, mark + new.encode(), findings)

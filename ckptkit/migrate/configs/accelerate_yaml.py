@@ -28,28 +28,15 @@ convert such checkpoints with `ckptkit convert`), a `deepspeed_config_file`, and
 
 from __future__ import annotations
 
-import re
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from ..grade import Grade
+from ..trainer_settings import GONE, LOCAL, RESHARDS, strategy_of
+from ..yaml_lines import Lines, Tree, line_of, plain, read
 from . import ConfigFile
 
 SOURCES = ("fsdp1", "deepspeed")
 SUFFIXES = (".yaml", ".yml")
-
-Tree = MutableMapping[str, Any]
-_STRATEGIES = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
-_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
-_GONE = (
-    "fsdp_use_orig_params",
-    "fsdp_sync_module_states",
-    "fsdp_backward_prefetch",
-    "fsdp_backward_prefetch_policy",
-    "fsdp_forward_prefetch",
-    "fsdp_limit_all_gathers",
-)
 
 
 def claims(text: str) -> bool:
@@ -57,122 +44,69 @@ def claims(text: str) -> bool:
     return "distributed_type:" in text and ("fsdp_config:" in text or "deepspeed_config:" in text)
 
 
-@dataclass(slots=True)
-class _Lines:
-    """Edits of whole lines, so that everything else stays byte for byte. Keys count their lines from 0."""
-
-    lines: list[str]
-    dropped: set[int] = field(default_factory=set)
-    inserted: dict[int, list[str]] = field(default_factory=dict)  # before which line
-
-    def indent(self, at: int) -> str:
-        return re.match(r"\s*", self.lines[at]).group()  # type: ignore[union-attr]
-
-    def put(self, at: int, key: str, value: object = None) -> None:
-        """Give a line another key, and another value, if one is given; its comment stays."""
-        found = re.match(r"(\s*)[\w-]+(\s*:\s*)([^\s#]*)(.*)", self.lines[at], re.DOTALL)
-        assert found is not None
-        indent, colon, old, rest = found.groups()
-        self.lines[at] = f"{indent}{key}{colon}{old if value is None else _plain(value)}{rest}"
-
-    def insert(self, at: int, indent: str, entries: dict[str, object]) -> None:
-        """Insert entries before a line."""
-        self.inserted.setdefault(at, []).extend(f"{indent}{k}: {_plain(v)}\n" for k, v in entries.items())
-
-    def text(self) -> str:
-        out: list[str] = []
-        for index, line in enumerate([*self.lines, ""]):
-            out += self.inserted.get(index, [])
-            if index not in self.dropped:
-                out.append(line)
-        return "".join(out)
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def convert(file: ConfigFile) -> str:
     """The new text; the old one where the config is refused."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        tree = YAML().load(file.text)
-    except YAMLError as error:
-        file.note(Grade.MANUAL, f"cannot be read: {' '.join(str(error).split())[:120]}")
-        return file.text
-    if not isinstance(tree, MutableMapping):
+    tree = read(file)
+    if tree is None:
         return file.text
     kind = str(tree.get("distributed_type", "")).rpartition(".")[2].upper()
     section = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config"}.get(kind, "")
     if not section or not isinstance(tree.get(section), MutableMapping) or not tree[section]:
         return file.text
-    if _line(tree[section], next(iter(tree[section]))) <= _line(tree, section):
+    if line_of(tree[section], next(iter(tree[section]))) <= line_of(tree, section):
         file.note(Grade.MANUAL, f"write {section} as a block, one key a line, and migrate again", at=section)
         return file.text
-    edits = _Lines(file.text.splitlines(keepends=True))
-    if edits.lines and not edits.lines[-1].endswith("\n"):
-        edits.lines[-1] += "\n"
+    edits = Lines.of(file.text)
     changed = (_from_fsdp1 if kind == "FSDP" else _from_deepspeed)(file, tree, edits)
     return edits.text() if changed else file.text
 
 
-def _line(tree: Tree, key: str) -> int:
-    return int(tree.lc.key(key)[0])  # type: ignore[attr-defined]
-
-
-def _from_fsdp1(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
+def _from_fsdp1(file: ConfigFile, tree: Tree, edits: Lines) -> bool:
     config: Tree = tree["fsdp_config"]
     if str(config.get("fsdp_version", 1)) == "2":
         return False
     if str(config.get("fsdp_state_dict_type", "")).upper() == "LOCAL_STATE_DICT":
-        message = (
-            "LOCAL_STATE_DICT has no counterpart: choose SHARDED_STATE_DICT, convert old files with ckptkit convert"
-        )
-        file.note(Grade.MANUAL, message, at="LOCAL_STATE_DICT")
+        file.note(Grade.MANUAL, LOCAL, at="LOCAL_STATE_DICT")
         return False
     key = "fsdp_sharding_strategy" if "fsdp_sharding_strategy" in config else "fsdp_reshard_after_forward"
     given = config.get(key, "FULL_SHARD")
-    strategy = str(given).upper()
-    if isinstance(given, bool):
-        strategy = "FULL_SHARD" if given else "SHARD_GRAD_OP"
-    elif strategy.isdigit():
-        strategy = _STRATEGIES.get(int(strategy), strategy)
+    strategy = strategy_of(given)
     if strategy == "NO_SHARD":
         file.note(Grade.MANUAL, "NO_SHARD is DDP: set distributed_type: MULTI_GPU; FSDP2 would start to shard", at=key)
         return False
-    if strategy not in _RESHARDS:
+    if strategy not in RESHARDS:
         file.note(Grade.MANUAL, f"the sharding strategy {given} is not known", at=key)
         return False
     if strategy.startswith("HYBRID") and not _replicate(file, tree, edits):
         return False
-    first = _line(config, next(iter(config)))
-    indent, reshards = edits.indent(first), _RESHARDS[strategy]
+    first = line_of(config, next(iter(config)))
+    indent, reshards = edits.indent(first), RESHARDS[strategy]
     if "fsdp_version" in config:
-        edits.put(_line(config, "fsdp_version"), "fsdp_version", 2)
+        edits.put(line_of(config, "fsdp_version"), "fsdp_version", 2)
     else:
         edits.insert(first, indent, {"fsdp_version": 2})
     if key in config:
-        edits.put(_line(config, key), "fsdp_reshard_after_forward", reshards)
+        edits.put(line_of(config, key), "fsdp_reshard_after_forward", reshards)
     else:
         edits.insert(first, indent, {"fsdp_reshard_after_forward": reshards})
     if key == "fsdp_sharding_strategy" and "fsdp_reshard_after_forward" in config:
-        edits.dropped.add(_line(config, "fsdp_reshard_after_forward"))
-    for name in [name for name in _GONE if name in config]:
+        edits.dropped.add(line_of(config, "fsdp_reshard_after_forward"))
+    if "fsdp_state_dict_type" not in config:  # accelerate's default is another one under FSDP2
+        edits.insert(first, indent, {"fsdp_state_dict_type": "FULL_STATE_DICT"})
+    for name in [f"fsdp_{name}" for name in GONE if f"fsdp_{name}" in config]:
         value = config[name]
-        edits.dropped.add(_line(config, name))
+        edits.dropped.add(line_of(config, name))
         other = name in ("fsdp_backward_prefetch", "fsdp_backward_prefetch_policy") and value != "BACKWARD_PRE"
         other = other or (name == "fsdp_forward_prefetch" and value is True)
         file.note(Grade.PERFORMANCE if other else Grade.EXACT, f"{name} has no counterpart and goes", at=name)
     if "SIZE" in str(config.get("fsdp_auto_wrap_policy", "")).upper():
         message = "accelerate counts the sizes of SIZE_BASED_WRAP otherwise under FSDP2: other groups, same numbers"
         file.note(Grade.PERFORMANCE, message, at="fsdp_auto_wrap_policy")
-    file.note(Grade.EXACT, f"FSDP2; {strategy} becomes fsdp_reshard_after_forward: {_plain(reshards)}", at=key)
+    file.note(Grade.EXACT, f"FSDP2; {strategy} becomes fsdp_reshard_after_forward: {plain(reshards)}", at=key)
     return True
 
 
-def _replicate(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
+def _replicate(file: ConfigFile, tree: Tree, edits: Lines) -> bool:
     """Replicas for the nodes of a hybrid strategy: FSDP1 shards within a node and replicates across nodes."""
     machines, processes = tree.get("num_machines"), tree.get("num_processes")
     if not isinstance(machines, int) or not isinstance(processes, int) or machines < 1 or processes % machines:
@@ -196,7 +130,7 @@ def _replicate(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
     return True
 
 
-def _from_deepspeed(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
+def _from_deepspeed(file: ConfigFile, tree: Tree, edits: Lines) -> bool:
     config: Tree = tree["deepspeed_config"]
     reasons = []
     if config.get("deepspeed_config_file"):
@@ -213,7 +147,7 @@ def _from_deepspeed(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
     if reasons:
         return False
     offload = [str(config.get(f"offload_{part}_device", "none")) == "cpu" for part in ("optimizer", "param")]
-    first = _line(config, next(iter(config)))
+    first = line_of(config, next(iter(config)))
     edits.insert(
         first,
         edits.indent(first),
@@ -226,9 +160,9 @@ def _from_deepspeed(file: ConfigFile, tree: Tree, edits: _Lines) -> bool:
             "fsdp_cpu_ram_efficient_loading": bool(config.get("zero3_init_flag", False)),
         },
     )
-    edits.dropped |= {_line(config, key) for key in config}
-    edits.put(_line(tree, "deepspeed_config"), "fsdp_config")
-    edits.put(_line(tree, "distributed_type"), "distributed_type", "FSDP")
+    edits.dropped |= {line_of(config, key) for key in config}
+    edits.put(line_of(tree, "deepspeed_config"), "fsdp_config")
+    edits.put(line_of(tree, "distributed_type"), "distributed_type", "FSDP")
     file.note(Grade.EXACT, f"ZeRO stage {stage} becomes FSDP2", at="deepspeed_config")
     if any(offload) and not all(offload):
         file.note(Grade.PERFORMANCE, "FSDP2 offloads parameters and optimizer or neither", at="offload_")

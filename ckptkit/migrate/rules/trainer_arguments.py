@@ -86,7 +86,7 @@ def _fsdp(draft: Draft, call: cst.Call, arguments: Entries) -> None:
     words = _words(draft, arguments.value("fsdp"))
     node = arguments.value("fsdp_config")
     holder, config = (None, {}) if node is None else _config(draft, node)
-    if config is not None and is_fsdp2(config):
+    if isinstance(config, dict) and is_fsdp2(config):
         return
     if words is None or config is None:
         which = "fsdp" if words is None else "fsdp_config"
@@ -170,8 +170,8 @@ def _deepspeed(draft: Draft, call: cst.Call, arguments: Entries) -> None:
     assert node is not None
     config = config_of(draft, Value(draft.module, node))
     if isinstance(config, Unknown):
-        settings = '{"version": 2, "reshard_after_forward": <true for stage 3>}'
-        draft.todo(call, f"{config.reason}; write fsdp and fsdp_config={settings} in the place of deepspeed")
+        code = '{"version": 2, "reshard_after_forward": <true for stage 3>}'
+        draft.todo(call, f"{config.reason}; write fsdp and fsdp_config={code} in the place of deepspeed")
         return
     zero = config.get("zero_optimization") or {}
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
