@@ -277,3 +277,14 @@ def test_a_model_that_is_loaded_after_evaluations_goes_back_into_shards(migrated
     load = "    model.module.load_state_dict(torch.load('best.pt'))\n"
     assert "set_model_state_dict(resharded(model)," in migrated(EVALUATED + load).text.replace("\n        ", "")
     assert "resharded" not in migrated(EVALUATED.replace("    for _", f"{load}    for _")).text
+
+
+@pytest.mark.parametrize("condition", ["", "if flag:\n    "], ids=["always", "under a condition"])
+def test_buffers_are_broadcast_unless_batch_norm_is_surely_synchronised(
+    condition: str, migrated: Callable[..., Any]
+) -> None:
+    text = migrated(
+        f"{HEAD}flag = input()\nmodel = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))\n"
+        f"{condition}model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DDP(model)\n"
+    ).text
+    assert ("register_forward_pre_hook(broadcast_buffers)" in text) == bool(condition), text

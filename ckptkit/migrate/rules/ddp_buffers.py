@@ -18,12 +18,13 @@ After::
 In numbers: equal.
 
 Known limits: models without BatchNorm in sight keep buffers that nothing changes; for others pass your model to
-`broadcast_buffers` too. With SyncBatchNorm all ranks compute equal statistics, and no hook is written.
+`broadcast_buffers` too. With SyncBatchNorm all ranks compute equal statistics, and no hook is written; where the
+layers are only converted under a condition, it is.
 """
 
 from __future__ import annotations
 
-import re
+import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
@@ -37,7 +38,7 @@ HELPER = '''def broadcast_buffers(model, _):
     """Give all ranks the buffers of rank 0, as DDP did before every forward."""
     for buffer in model.buffers():
         DIST.broadcast(buffer, src=0)'''
-_SYNC = re.compile(r"convert_sync_batchnorm|SyncBatchNorm\(|convert_syncbn_model")
+_SYNC = ("convert_sync_batchnorm", "SyncBatchNorm", "convert_syncbn_model")
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -47,11 +48,23 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     if value is not None and literal(draft, value) is False:
         draft.note(wrap.call, Grade.EXACT, "buffers stay as each rank has them, as they did")
         return
-    synced = any(_SYNC.search(module.text.masked) for module in draft.flow.program)
-    if synced or not may_have_batch_norm(draft, wrap):
+    if _is_synced(draft) or not may_have_batch_norm(draft, wrap):
         return
     dist = draft.need_module("torch.distributed", "dist")
     if "broadcast_buffers" not in draft.helpers:
         draft.helpers["broadcast_buffers"] = HELPER.replace("DIST", dist)
     wrap.plan.step(Order.INIT, f"{MODEL}.register_forward_pre_hook(broadcast_buffers)")
     draft.note(wrap.call, Grade.EXACT, "a hook broadcasts rank 0's buffers (BatchNorm statistics), as DDP did")
+
+
+def _is_synced(draft: Draft) -> bool:
+    """Whether the program makes SyncBatchNorm layers, whatever it is asked."""
+    for module in draft.flow.program:
+        for call in module.every(cst.Call):
+            name = call.func.attr if isinstance(call.func, cst.Attribute) else call.func
+            if not isinstance(name, cst.Name) or name.value not in _SYNC:
+                continue
+            choices = [holder for holder in module.ancestors(call) if isinstance(holder, (cst.If, cst.IfExp))]
+            if all("__name__" in module.code(choice.test) for choice in choices):
+                return True
+    return False
