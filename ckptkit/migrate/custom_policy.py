@@ -29,29 +29,27 @@ def function_of(draft: Draft, policy: Origin) -> Value | None:
     return Value(policy.module, given) if given is not None else None
 
 
-def translate(draft: Draft, function: Value) -> bool:
-    """Rewrite the dicts that a function returns. False, and nothing rewritten, where one of them is out of reach."""
+def translated(draft: Draft, function: Value) -> list[tuple[cst.CSTNode, Line]] | None:
+    """The edits of the dicts that a function returns; None where one of them is out of reach."""
     bodies = draft.flow.origins(function.module, function.node)
     if len(bodies) != 1:
-        return False
+        return None
     body = next(iter(bodies))
     if body.module is not draft.module:
-        return False
+        return None
     if body.kind == FUNCTION and isinstance(body.node, cst.FunctionDef):
         answers = [r.value for r in returns(draft.module, body.node) if r.value is not None]
     elif isinstance(body.node, cst.Lambda):
         answers = [body.node.body]
     else:
-        return False
+        return None
     edits: list[tuple[cst.CSTNode, Line]] = []
     for answer in answers:
         found = _answer(draft, answer)
         if found is None:
-            return False
+            return None
         edits += found
-    for node, pieces in edits:
-        draft.replace(node, *pieces)
-    return True
+    return edits
 
 
 def _answer(draft: Draft, node: cst.BaseExpression) -> list[tuple[cst.CSTNode, Line]] | None:

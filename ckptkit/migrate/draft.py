@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import textwrap
@@ -51,6 +52,12 @@ class Draft:
     _throwaways: dict[tuple[str, ...], str] = field(default_factory=dict)
     _exploded: set[int] = field(default_factory=set)
     _said: set[tuple[int, str]] = field(default_factory=set)  # TODOs, by the line that they stand above
+
+    def restart(self) -> None:
+        """Forget all that was drafted."""
+        blank = Draft(self.module, self.flow, self.wraps, self.all_wraps, self.peers)
+        for one in dataclasses.fields(self):
+            setattr(self, one.name, getattr(blank, one.name))
 
     # -- questions -----------------------------------------------------------------------------------------------
 

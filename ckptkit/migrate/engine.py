@@ -10,12 +10,13 @@ from pathlib import Path
 import libcst as cst
 
 from ..errors import UsageError
-from . import blank, configs, imports, leftover, shard, stale, sweep
+from . import blank, configs, imports, leftover, shard, sharing, stale, sweep
 from .draft import Draft
 from .edit import OverlapError
 from .files import found_files, is_small, worth_parsing
 from .flow import Flow
 from .module import Module
+from .plan import ShardPlan
 from .program import Program
 from .reflow import reflow
 from .report import Changed, Failed, Report, Unchanged
@@ -59,9 +60,13 @@ def run(
     for path in sorted(wanted):
         program.load(path)
     drafts = _drafts(program, sources)
-    for step in (_plan, _rewrite):
+    while True:
         for draft in drafts:
-            _guarded(draft, owners, failures, lambda d, step=step: step(d, active))  # type: ignore[misc]
+            _guarded(draft, owners, failures, lambda d: _plan(d, active))
+        if not _plan_anew(drafts):
+            break
+    for draft in drafts:
+        _guarded(draft, owners, failures, lambda d: _rewrite(d, active))
     for draft in drafts:
         _guarded(draft, owners, failures, lambda d: _finish(d, owners[d.module.path], sources, report))
     report.outcomes.extend(failures.values())
@@ -128,23 +133,48 @@ def _guarded(
 
 def _plan(draft: Draft, active: tuple[Rule, ...]) -> None:
     for wrap in draft.wraps:
-        for node in wrap.unresolved:
-            wrap.plan.refuse("wrap", f"the arguments {draft.code(node)!r} are only known at run time")
-        if wrap.subject is None:
-            wrap.plan.refuse("wrap", "no model is passed to this call")
-            continue
-        kept = (list(draft.findings), list(draft.edits), dict(draft.needs), dict(draft.helpers))
-        for rule in active:
-            if rule.plan is not None and wrap.source in rule.sources:
-                draft.rule = rule.name
-                rule.plan(draft, wrap)
-        if reason := shard.obstacle(draft.module, wrap, draft.wraps):
-            wrap.plan.refuse("wrap", reason)
-        if wrap.plan.refused:  # nothing of what was prepared for it may show
-            draft.findings, draft.edits, draft.needs, draft.helpers = kept
+        _plan_wrap(draft, wrap, active)
+
+
+def _plan_wrap(draft: Draft, wrap: Wrap, active: tuple[Rule, ...]) -> None:
+    for node in wrap.unresolved:
+        wrap.plan.refuse("wrap", f"the arguments {draft.code(node)!r} are only known at run time")
+    if wrap.subject is None:
+        wrap.plan.refuse("wrap", "no model is passed to this call")
+        return
+    kept = (list(draft.findings), list(draft.edits), dict(draft.needs), dict(draft.helpers))
+    for rule in active:
+        if rule.plan is not None and wrap.source in rule.sources:
+            draft.rule = rule.name
+            rule.plan(draft, wrap)
+    if reason := shard.obstacle(draft.module, wrap, draft.wraps):
+        wrap.plan.refuse("wrap", reason)
+    if wrap.plan.refused:  # nothing of what was prepared for it may show
+        draft.findings, draft.edits, draft.needs, draft.helpers = kept
+
+
+def _plan_anew(drafts: list[Draft]) -> bool:
+    """Take all plans back where one would change objects that a wrap which stays takes as well; it then keeps them."""
+    found = [
+        wrap
+        for draft in drafts
+        for wrap in draft.wraps
+        if "keeps" not in wrap.facts and sharing.changes_what_stays(draft.flow, wrap, draft.all_wraps)
+    ]
+    for wrap in found:
+        wrap.facts["keeps"] = True
+    for draft in drafts if found else ():
+        draft.restart()
+        for wrap in draft.wraps:
+            wrap.plan = ShardPlan()
+            wrap.facts = {name: fact for name, fact in wrap.facts.items() if name == "keeps"}
+    return bool(found)
 
 
 def _rewrite(draft: Draft, active: tuple[Rule, ...]) -> None:
+    for wrap in draft.wraps:
+        for node, pieces in [] if wrap.plan.refused else wrap.plan.edits:
+            draft.replace(node, *pieces)
     for rule in active:
         if rule.rewrite is not None:
             draft.rule = rule.name
@@ -158,6 +188,7 @@ def _finish(draft: Draft, file: SourceFile, sources: frozenset[str], report: Rep
     draft.rule = "imports"
     sweep.sweep(draft, sources)
     stale.report(draft)
+    sharing.report(draft)
     draft.rule = "leftover"
     leftover.report(draft, sources)
     draft.rule = "imports"

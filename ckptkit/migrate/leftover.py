@@ -20,6 +20,8 @@ import libcst as cst
 from .draft import Draft
 from .grade import Grade
 from .names import OWNERS
+from .sharing import taken_by
+from .wraps import Wrap
 
 RULE = "leftover"
 # Plain callables and an enum that mean the same beside FSDP2: `shard_by_policy` takes the policies as they are.
@@ -44,6 +46,7 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
     module = draft.module
     refused = [module.span(w.call) for w in draft.wraps if w.plan.refused]
     kept = any(w.source == "deepspeed" and w.plan.refused for w in draft.all_wraps)
+    taken = {id_: w for w in draft.all_wraps if w.plan.refused for id_ in taken_by(draft.flow, w)}
     said: set[tuple[int, str]] = set()
     for statement in module.every(cst.ImportFrom):
         base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
@@ -73,10 +76,27 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
             continue  # a rule has already left this statement to a person
         said.add(key)
         short = ".".join(name.split(".")[-2:])
+        reason = _kept_by(draft, node, name, taken)
+        if reason:
+            draft.note(node, Grade.MANUAL, f"{short} stays, because {reason}", RULE)
+            continue
         if kept and OWNERS["deepspeed"](name):
             draft.note(node, Grade.MANUAL, f"{short} stays, because the engine stays", RULE)
             continue
         draft.todo(node, f"{short} has no rule for this use; see ckptkit explain leftover", RULE)
+
+
+def _kept_by(draft: Draft, node: cst.CSTNode, name: str, taken: dict[int, Wrap]) -> str:
+    """Why a name is no oversight: it makes what a wrap is given that was left to a person, or what policy_of asks."""
+    for holder in (node, *draft.module.ancestors(node)):
+        if id(holder) in taken:
+            wrap = taken[id(holder)]
+            line, _ = wrap.module.text.place(wrap.module.span(wrap.call).start)
+            return f"the wrap in line {line} of {wrap.module.path.name}, which takes it, stays"
+        if isinstance(holder, cst.BaseStatement):
+            break
+    asked = any("policy_of" in peer.helpers for peer in draft.peers.values())
+    return "" if not (asked and name.endswith(".MixedPrecision")) else "policy_of asks it"
 
 
 def _owned(draft: Draft, node: cst.CSTNode, sources: frozenset[str]) -> str:

@@ -71,6 +71,8 @@ class ShardPlan:
     refusals: list[tuple[str, str]] = field(default_factory=list)
     ignored: Line | None = None  # a set of modules that `shard_by_policy` leaves out
     objects: list[tuple[cst.Call, bool]] = field(default_factory=list)  # policies to rewrite where they are made
+    edits: list[tuple[cst.CSTNode, Line]] = field(default_factory=list)  # of objects that the wrap is given
+    edited: list[cst.CSTNode] = field(default_factory=list)  # the calls that made objects which `edits` change
     written: bool = False  # a rule has written the statement itself, with `shard.sharded`
     merged: bool = False  # the wrap is of a module that an inner wrap shards: the call falls away
     copies: list[str] = field(default_factory=list)  # further models that are sharded in the same way

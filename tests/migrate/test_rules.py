@@ -49,9 +49,24 @@ def test_a_default_is_not_taken_for_the_value(rewritten: Callable) -> None:
     assert "mixed=MixedPrecisionPolicy(param_dtype=torch.bfloat16)" in text
 
 
-def test_the_pair_of_a_hybrid_group_is_left(migrated: Callable) -> None:
-    found = migrated(HEAD + "# here\nmodel = FSDP(model, process_group=(a, b))\nmodel.clip_grad_norm_(1.0)\n")
-    assert found.grades == ["manual"] and "model.clip_grad_norm_(1.0)" in found.text
+def test_a_group_that_may_be_none_is_that_of_all_ranks(rewritten: Callable) -> None:
+    text = rewritten("model = FSDP(model, process_group=group if split else None)\n")
+    assert 'mesh=DeviceMesh.from_group((group if split else None) or dist.group.WORLD, "cuda")' in text
+
+
+def test_the_pair_of_a_hybrid_group_becomes_a_mesh(rewritten: Callable) -> None:
+    text = rewritten("model = FSDP(model, process_group=(a, b), sharding_strategy=ShardingStrategy.HYBRID_SHARD)\n")
+    assert text == '# here\nfully_shard(model, mesh=hybrid_mesh((a, b), "cuda"))\n'
+    text = rewritten("model = FSDP(model, process_group=pg, sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)\n")
+    assert text == '# here\nfully_shard(model, mesh=hybrid_mesh(pg, "cuda"), reshard_after_forward=False)\n'
+
+
+def test_groups_that_are_chosen_with_their_strategy_are_asked_with_it(rewritten: Callable) -> None:
+    text = rewritten(
+        "model = FSDP(model, process_group=(a, b) if far else None, sharding_strategy="
+        "ShardingStrategy.HYBRID_SHARD if far else ShardingStrategy.SHARD_GRAD_OP)\n"
+    )
+    assert "sharding_of(" in text and "group=(" in text and "(a, b) if far else None" in text
 
 
 @pytest.mark.parametrize("offload", ["None", "CPUOffload()", "CPUOffload(offload_params=False)", "CPUOffload(False)"])

@@ -31,7 +31,8 @@ them), and gradients that are accumulated under no_sync are kept in reduce_dtype
 
 Known limits: `keep_low_precision_grads=True` and the environment variable FSDP_USE_FULL_PREC_IN_EVAL have no
 counterpart. A MixedPrecision that is chosen at run time is rewritten where it is made, with `dataclasses.replace` for
-the inner groups; its buffer_dtype is not carried over.
+the inner groups; its buffer_dtype is not carried over. One that is made out of sight, or that a wrap which was left to
+a person takes as well, stays, and `policy_of`, a function written into the file, asks it for what it says.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ MIXED_PRECISION = "torch.distributed.fsdp.MixedPrecision"
 _EVAL = "FSDP_USE_FULL_PREC_IN_EVAL"
 _FIELDS = ["param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads", "cast_forward_inputs"]
 _FIELDS += ["cast_root_forward_inputs", "_module_classes_to_ignore"]
+_DTYPES = _FIELDS[:3]
+
+POLICY_OF = '''def policy_of(mixed_precision, root=False):
+    """The policy of a group that does what a MixedPrecision of FSDP1 did: it cast the inputs of the root, or of all."""
+    if mixed_precision is None:
+        return POLICY()
+    casts = mixed_precision.cast_root_forward_inputs if root else mixed_precision.cast_forward_inputs
+    dtypes = {"param_dtype": mixed_precision.param_dtype, "reduce_dtype": mixed_precision.reduce_dtype}
+    return POLICY(**dtypes, cast_forward_inputs=casts)'''
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -63,11 +73,16 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     origins = draft.flow.origins(value.module, value.node)
     made = [o for o in origins if o.kind == CALL and o.name == MIXED_PRECISION and isinstance(o.node, cst.Call)]
     nothing = [o for o in origins if o.kind == LITERAL and o.name == "None"]
+    rewritten = [o for o in origins if o.name == "torch.distributed.fsdp.MixedPrecisionPolicy"]
     dtypes = [o for o in origins if o.kind == NAME and o.name.startswith("torch.")]
     fixed = draft.flow.is_fixed(value.module, value.node)
-    if len(made) == 1 and len(origins) == 1 and fixed:
-        fields = {name: argument_of(made[0].node, _FIELDS, name) for name in _FIELDS}  # type: ignore[arg-type]
-        _known(draft, wrap, {n: Value(made[0].module, f) for n, f in fields.items() if f is not None})
+    objects = made and len(made) + len(nothing) == len(origins)
+    kept = wrap.facts.get("keeps") and not (len(made) == 1 and len(origins) == 1 and fixed)
+    fields = _fields(made[0]) if len(made) == 1 and len(origins) == 1 and fixed else {}
+    if fields and not all(_is_none(f) or spell(draft, wrap, f) is not None for n, f in fields.items() if n in _DTYPES):
+        fields, kept = {}, bool(wrap.facts.get("keeps"))  # made where the names mean something: rewritten there
+    if fields or (len(made) == 1 and not made[0].node.args):  # type: ignore[attr-defined]
+        _known(draft, wrap, fields)
     elif len(dtypes) == 1 and len(origins) == 1:
         draft.note(
             wrap.call,
@@ -75,15 +90,13 @@ def plan(draft: Draft, wrap: Wrap) -> None:
             "a dtype is no MixedPrecision and fails in FSDP1; read as param_dtype, reduce_dtype and buffer_dtype",
         )
         _known(draft, wrap, dict.fromkeys(_FIELDS[:3], value))
-    elif made and len(made) + len(nothing) == len(origins):
+    elif objects and not kept and not _has_odd_flags(made):
         _chosen_at_run_time(draft, wrap, value, made, bool(nothing))
-    elif origins and all(o in nothing or o.name == "torch.distributed.fsdp.MixedPrecisionPolicy" for o in origins):
+    elif rewritten and len(rewritten) + len(nothing) == len(origins):
         # Another wrap of the program had the objects rewritten in an earlier run, and this one was left to a person.
         _chosen_at_run_time(draft, wrap, value, made, bool(nothing))
     else:
-        wrap.plan.refuse(
-            "mixed-precision", f"what mixed_precision={wrap.text('mixed_precision')} is, is only known at run time"
-        )
+        _asked_at_run_time(draft, wrap, value)
 
 
 def rewrite(draft: Draft) -> None:
@@ -110,6 +123,48 @@ def _may_take_any(draft: Draft, wrap: Wrap) -> bool:
     value = wrap.args.get("mixed_precision")
     unseen = value is not None and not draft.flow.origins(value.module, value.node)
     return wrap.plan.refused and wrap.source == "fsdp1" and (unseen or bool(wrap.unresolved))
+
+
+def _fields(made: Origin) -> dict[str, Value]:
+    assert isinstance(made.node, cst.Call)
+    given = {name: argument_of(made.node, _FIELDS, name) for name in _FIELDS}
+    return {name: Value(made.module, value) for name, value in given.items() if value is not None}
+
+
+def _has_odd_flags(made: list[Origin]) -> bool:
+    odd = ("keep_low_precision_grads", "cast_root_forward_inputs", "_module_classes_to_ignore")
+    return any(name in odd for origin in made for name in _fields(origin))
+
+
+def _asked_at_run_time(draft: Draft, wrap: Wrap, value: Value) -> None:
+    """Keep the MixedPrecision as it is, and ask it for the policy of each group."""
+    here = spell(draft, wrap, value)
+    if here is None:
+        text = wrap.text("mixed_precision")
+        wrap.plan.refuse("mixed-precision", f"mixed_precision={text} is out of reach at this call")
+        return
+    policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
+    draft.helpers.setdefault("policy_of", POLICY_OF.replace("POLICY", policy))
+    if not isinstance(value.node, (cst.Name, cst.Attribute)):
+        name = draft.fresh("mixed_precision", "fsdp_mixed_precision")
+        wrap.plan.step(Order.PREPARE, (f"{name} = ", *here))
+        here = (name,)
+    wrap.plan.root_kwargs["mp_policy"] = ("policy_of(", *here, ", root=True)")
+    wrap.plan.child_kwargs["mp_policy"] = ("policy_of(", *here, ")")
+    draft.note(wrap.call, Grade.EXACT, "the MixedPrecision stays and is asked for the policy of each group")
+    if may_have_batch_norm(draft, wrap) and _several_groups(wrap):
+        draft.note(wrap.call, Grade.NUMERICS, "BatchNorm layers are not kept in fp32 by a policy chosen at run time")
+    if may_have_buffers(draft, wrap):
+        step, buffer = draft.module.step(), draft.throwaway("buffer", "tensor")
+        mixed = ("(", *here, ")") if len(here) > 1 else here
+        wrap.plan.step(
+            Order.INIT,
+            ("if ", *mixed, " is not None and ", *mixed, ".buffer_dtype is not None:"),
+            (f"{step}for {buffer} in {MODEL}.buffers():",),
+            (f"{step * 2}if {buffer}.is_floating_point():",),
+            (f"{step * 3}{buffer}.data = {buffer}.data.to(", *mixed, ".buffer_dtype)"),
+        )
+        draft.note(wrap.call, Grade.NUMERICS, "buffer_dtype becomes a cast; checkpoints then hold the cast buffers")
 
 
 def _takes(draft: Draft, wrap: Wrap, call: cst.Call) -> bool:
@@ -229,10 +284,10 @@ def _cast_buffers(draft: Draft, wrap: Wrap, dtype: Line, *, skip_batch_norm: boo
 def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origin], maybe_none: bool) -> None:
     """Rewrite each MixedPrecision where it is made, and use the chosen one here."""
     here = spell(draft, wrap, value)
-    odd = ("keep_low_precision_grads", "cast_root_forward_inputs", "_module_classes_to_ignore")
     calls = [o.node for o in made if isinstance(o.node, cst.Call)]
-    if here is None or any(argument_of(call, _FIELDS, flag) is not None for call in calls for flag in odd):
-        wrap.plan.refuse("mixed-precision", "a mixed precision chosen at run time, with flags or out of reach here")
+    if here is None:
+        text = wrap.text("mixed_precision")
+        wrap.plan.refuse("mixed-precision", f"mixed_precision={text} is out of reach at this call")
         return
     # Where some cast in every group, each object carries its own flag for the groups below the root.
     own_flags = any(argument_of(call, _FIELDS, "cast_forward_inputs") is not None for call in calls)

@@ -14,8 +14,12 @@ After::
 
 In numbers: equal.
 
+A pair is turned into a mesh at run time by `hybrid_mesh`, a function written into the file: the ranks of the groups
+tell the layout.
+
 Known limits: a 2-D device_mesh must have names in FSDP2: where `init_device_mesh` is called without them they are
-added. The layout of the ranks of a pair of groups is only known to the program: a TODO asks for the 2-D mesh.
+added. Groups that do not go by rows and columns of ranks (rank n of each shard group in one replicate group) were no
+mesh for FSDP1 either.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..models import device_type
-from ..origin import CALL
+from ..origin import CALL, LITERAL
 from ..rule import spell
+from ..strategies import HYBRID, PAIR, strategies
 from ..syntax import argument_of
 from ..wraps import Value, Wrap
 
@@ -72,19 +77,33 @@ def _mesh(draft: Draft, wrap: Wrap, value: Value) -> None:
 
 
 def _group(draft: Draft, wrap: Wrap, value: Value) -> None:
-    origins = draft.flow.origins(value.module, value.node)
-    if any(isinstance(origin.node, (cst.Tuple, cst.List)) for origin in origins):
-        wrap.plan.refuse(
-            "process-group",
-            "a (shard, replicate) pair of groups: build a 2-D mesh with "
-            'DeviceMesh.from_group([replicate, shard], device_type, mesh=ranks, mesh_dim_names=("replicate", "shard"))',
-        )
-        return
     here = spell(draft, wrap, value)
     if here is None:
         wrap.plan.refuse("process-group", f"process_group={wrap.text('process_group')} is out of reach at this call")
         return
-    mesh = draft.need("torch.distributed.device_mesh", "DeviceMesh")
-    wrap.plan.kwargs["mesh"] = (f"{mesh}.from_group(", *here, ", ", *device_type(draft, wrap), ")")
+    origins = draft.flow.origins(value.module, value.node)
+    pairs = [o for o in origins if isinstance(o.node, (cst.Tuple, cst.List))]
+    none = [o for o in origins if o.kind == LITERAL and o.name == "None"]
+    simple = isinstance(value.node, (cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.Tuple)) or value.node.lpar
+    if not simple:
+        here = ("(", *here, ")")
+    strategy = wrap.args.get("sharding_strategy")
+    names = strategies(draft, strategy) if strategy is not None else {"FULL_SHARD"}
+    hybrid = names is None or bool(names & set(HYBRID))
+    if (pairs or hybrid) and (none or names is None or len(names) > 1):
+        wrap.facts["group"] = here  # groups or none, as the strategy wants them: the two are asked together
+        return
+    if pairs or hybrid:
+        if "hybrid_mesh" not in draft.helpers:
+            text = PAIR.replace("MESH", draft.need("torch.distributed.device_mesh", "DeviceMesh"))
+            draft.helpers["hybrid_mesh"] = text.replace("DIST", draft.need_module("torch.distributed", "dist"))
+        wrap.plan.kwargs["mesh"] = ("hybrid_mesh(", *here, ", ", *device_type(draft, wrap), ")")
+        message = "the (shard, replicate) pair of groups becomes a mesh, which names them in the other order"
+    else:
+        if none:
+            here = (*here, f" or {draft.need_module('torch.distributed', 'dist')}.group.WORLD")
+        mesh = draft.need("torch.distributed.device_mesh", "DeviceMesh")
+        wrap.plan.kwargs["mesh"] = (f"{mesh}.from_group(", *here, ", ", *device_type(draft, wrap), ")")
+        message = "process_group becomes a mesh of that group"
     wrap.plan.shared["mesh"] = ("mesh", "device_mesh")
-    draft.note(wrap.call, Grade.EXACT, "process_group becomes a mesh of that group")
+    draft.note(wrap.call, Grade.EXACT, message)

@@ -37,27 +37,13 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..models import device_kind, device_type
-from ..origin import NAME
 from ..plan import Line, Order
 from ..rule import spell
 from ..shard import negated
+from ..strategies import HELPER, HYBRID, PAIR, STRATEGY, WITH_GROUPS, strategies
 from ..wraps import Value, Wrap
 
 SOURCES = ("fsdp1",)
-STRATEGY = "torch.distributed.fsdp.ShardingStrategy."
-HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-
-HELPER = '''def sharding_of(strategy, device_type="cuda"):
-    """The arguments of fully_shard that do what a sharding strategy of FSDP1 did."""
-    frees = strategy not in (STRATEGY.SHARD_GRAD_OP, STRATEGY._HYBRID_SHARD_ZERO2)
-    world, local = DIST.get_world_size(), TORCH.get_device_module(device_type).device_count()
-    if strategy == STRATEGY.NO_SHARD:
-        mesh = MESH(device_type, (world, 1), mesh_dim_names=("replicate", "shard"))
-    elif strategy in (STRATEGY.HYBRID_SHARD, STRATEGY._HYBRID_SHARD_ZERO2):
-        mesh = MESH(device_type, (world // local, local), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = MESH(device_type, (world,))
-    return {"mesh": mesh, "reshard_after_forward": frees}'''
 
 
 def plan(draft: Draft, wrap: Wrap) -> None:
@@ -65,7 +51,7 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     value = wrap.get("sharding_strategy")
     if value is None:
         return
-    names = _strategies(draft, value)
+    names = strategies(draft, value)
     if names is None or len(names) != 1:
         _at_run_time(draft, wrap, value, names)
         return
@@ -87,19 +73,6 @@ def plan(draft: Draft, wrap: Wrap) -> None:
     draft.note(wrap.call, Grade.EXACT, f"sharding_strategy {name} is spelled as reshard_after_forward and mesh")
 
 
-def _strategies(draft: Draft, value: Value) -> set[str] | None:
-    """Names of the strategies that the value may be; None when it may be something unknown."""
-    origins = draft.flow.origins(value.module, value.node)
-    scope = value.module.scope(value.node)
-    base = value.node.value if isinstance(value.node, cst.Attribute) else None
-    if not origins and scope is not None and isinstance(base, cst.Name) and not scope[base.value]:
-        # The name is bound nowhere: an import that was forgotten, in an example as a rule.
-        return {value.node.attr.value} if base.value == "ShardingStrategy" else None  # type: ignore[attr-defined]
-    names = {o.name.removeprefix(STRATEGY) for o in origins if o.kind == NAME and o.name.startswith(STRATEGY)}
-    known = names and len(names) == len({o.name for o in origins})
-    return names if known and draft.flow.is_fixed(value.module, value.node) else None
-
-
 def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None) -> None:
     here = spell(draft, wrap, value)
     if here is None:
@@ -108,13 +81,19 @@ def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None)
         return
     has_mesh = any(wrap.text(one) not in ("", "None") for one in ("process_group", "device_mesh"))
     draft.note(wrap.call, Grade.EXACT, "the choice of a sharding_strategy at run time stays one")
+    if "group" in wrap.facts:
+        _any_strategy(draft, wrap, here)
+        return
     if isinstance(value.node, cst.IfExp) and names == {"FULL_SHARD", "SHARD_GRAD_OP"}:
         body = draft.flow.name(value.module, value.node.body).removeprefix(STRATEGY)
         test = value.module.quote(value.node.test)
         keep = test if body == "FULL_SHARD" else negated(value.module, value.node.test)
         wrap.plan.kwargs["reshard_after_forward"] = keep
     elif has_mesh or (names is not None and names <= {"FULL_SHARD", "SHARD_GRAD_OP"}):
-        wrap.plan.kwargs["reshard_after_forward"] = (*_grouped(here, value), f" != {_strategy(draft)}.SHARD_GRAD_OP")
+        frees = (f"({_strategy(draft)}.SHARD_GRAD_OP, {_strategy(draft)}._HYBRID_SHARD_ZERO2)",)
+        plain = names is not None and "_HYBRID_SHARD_ZERO2" not in names
+        test = (f" != {_strategy(draft)}.SHARD_GRAD_OP",) if plain else (" not in ", *frees)
+        wrap.plan.kwargs["reshard_after_forward"] = (*_grouped(here, value), *test)
     else:
         _any_strategy(draft, wrap, here)
         return
@@ -125,6 +104,11 @@ def _any_strategy(draft: Draft, wrap: Wrap, strategy: Line) -> None:
     """Mesh and resharding from a function that is written into the file."""
     if "sharding_of" not in draft.helpers:
         text = HELPER.replace("STRATEGY", _strategy(draft)).replace("TORCH", draft.need_module("torch"))
+        if any("group" in one.facts for one in draft.wraps):
+            text = WITH_GROUPS.replace("STRATEGY", _strategy(draft)).replace("TORCH", draft.need_module("torch"))
+            pair = PAIR.replace("MESH", draft.need("torch.distributed.device_mesh", "DeviceMesh"))
+            draft.helpers["hybrid_mesh"] = pair.replace("DIST", draft.need_module("torch.distributed", "dist"))
+            text = text.replace("FROM", draft.need("torch.distributed.device_mesh", "DeviceMesh"))
         text = text.replace("DIST", draft.need_module("torch.distributed", "dist"))
         draft.helpers["sharding_of"] = text.replace(
             "MESH", draft.need("torch.distributed.device_mesh", "init_device_mesh")
@@ -132,6 +116,8 @@ def _any_strategy(draft: Draft, wrap: Wrap, strategy: Line) -> None:
     wrap.plan.kwargs.pop("mesh", None)  # of a CPU device: the function makes the mesh
     kind = device_type(draft, wrap)
     extra: Line = () if kind == ('"cuda"',) else (", ", *kind)
+    if "group" in wrap.facts:
+        extra = (*extra, ", group=", *wrap.facts["group"])  # type: ignore[misc]
     call: Line = ("sharding_of(", *strategy, *extra, ")")
     if wrap.text("auto_wrap_policy") in ("", "None"):
         wrap.plan.kwargs["**"] = call

@@ -42,7 +42,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..custom_policy import HELPER as CHOICE
-from ..custom_policy import function_of, translate
+from ..custom_policy import function_of, translated
 from ..draft import Draft
 from ..grade import Grade
 from ..module import Module
@@ -108,11 +108,17 @@ def _custom(draft: Draft, wrap: Wrap, policy: Origin) -> None:
     """A CustomPolicy whose function may answer dicts is asked at run time, as FSDP1 did."""
     function = function_of(draft, policy)
     here = spell(draft, wrap, function) if function is not None else None
-    if function is None or here is None or not translate(draft, function):
+    edits = translated(draft, function) if function is not None else None
+    if wrap.facts.get("keeps") and edits:
+        wrap.plan.refuse("wrap-policy", "its CustomPolicy is also that of a wrap which stays: give them two of them")
+        return
+    if here is None or edits is None:
         wrap.plan.refuse(
             "wrap-policy", "a CustomPolicy that answers dicts which are not in sight: write the loop over the modules"
         )
         return
+    wrap.plan.edits += edits
+    wrap.plan.edited += [policy.node] if edits else []
     wrap.plan.policy, wrap.plan.walker = here, ("shard_by_choice", "choose")
     name = draft.need("torch.distributed.fsdp", "fully_shard")
     draft.helpers.setdefault("shard_by_choice", CHOICE.replace("FULLY_SHARD", name))
