@@ -24,6 +24,7 @@ from .sharing import taken_by
 from .wraps import Wrap
 
 RULE = "leftover"
+_ASKED = "torch.distributed.fsdp.MixedPrecision"
 # Plain callables and an enum that mean the same beside FSDP2: `shard_by_policy` takes the policies as they are.
 _HARMLESS = (
     "ModuleWrapPolicy",
@@ -47,6 +48,8 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
     refused = [module.span(w.call) for w in draft.wraps if w.plan.refused]
     kept = any(w.source == "deepspeed" and w.plan.refused for w in draft.all_wraps)
     taken = {id_: w for w in draft.all_wraps if w.plan.refused for id_ in taken_by(draft.flow, w)}
+    asked = any("asked" in wrap.facts for wrap in draft.all_wraps)
+    asked |= any("def policy_of(" in one.text.masked for one in draft.flow.program)  # of an earlier run
     said: set[tuple[int, str]] = set()
     for statement in module.every(cst.ImportFrom):
         base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
@@ -76,7 +79,10 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
             continue  # a rule has already left this statement to a person
         said.add(key)
         short = ".".join(name.split(".")[-2:])
-        reason = _kept_by(draft, node, name, taken)
+        if name == _ASKED and asked:
+            draft.note(node, Grade.EXACT, f"{short} stays, because policy_of asks it", RULE)
+            continue
+        reason = _kept_by(draft, node, taken)
         if reason:
             draft.note(node, Grade.MANUAL, f"{short} stays, because {reason}", RULE)
             continue
@@ -86,8 +92,8 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
         draft.todo(node, f"{short} has no rule for this use; see ckptkit explain leftover", RULE)
 
 
-def _kept_by(draft: Draft, node: cst.CSTNode, name: str, taken: dict[int, Wrap]) -> str:
-    """Why a name is no oversight: it makes what a wrap is given that was left to a person, or what policy_of asks."""
+def _kept_by(draft: Draft, node: cst.CSTNode, taken: dict[int, Wrap]) -> str:
+    """Why a name is no oversight: it makes what a wrap is given that was left to a person."""
     for holder in (node, *draft.module.ancestors(node)):
         if id(holder) in taken:
             wrap = taken[id(holder)]
@@ -95,8 +101,7 @@ def _kept_by(draft: Draft, node: cst.CSTNode, name: str, taken: dict[int, Wrap])
             return f"the wrap in line {line} of {wrap.module.path.name}, which takes it, stays"
         if isinstance(holder, cst.BaseStatement):
             break
-    asked = any("policy_of" in peer.helpers for peer in draft.peers.values())
-    return "" if not (asked and name.endswith(".MixedPrecision")) else "policy_of asks it"
+    return ""
 
 
 def _owned(draft: Draft, node: cst.CSTNode, sources: frozenset[str]) -> str:

@@ -111,7 +111,7 @@ def test_what_a_wrap_that_stays_needs_stays_with_it(migrated: Callable) -> None:
     assert [f.rule for f in found.report.manual if f.rule == "wrapped-module"]
 
 
-def test_a_policy_stays_with_the_wrap_that_may_take_it(migrated: Callable) -> None:
+def test_a_policy_stays_for_the_wrap_that_may_take_it(migrated: Callable) -> None:
     code = """
         class Config:
             @property
@@ -121,7 +121,8 @@ def test_a_policy_stays_with_the_wrap_that_may_take_it(migrated: Callable) -> No
             return FSDP(net, mixed_precision=config.precision)
         """
     found = migrated(LEFT + textwrap.dedent(code))
-    assert "MixedPrecisionPolicy" not in found.text and "fully_shard" not in found.text
+    assert "return MixedPrecision(param_dtype=half)" in found.text and "TODO" not in found.text
+    assert "fully_shard(net, mp_policy=policy_of(config.precision, root=True))" in found.text
 
 
 def test_enable_wrap_stays_with_a_wrap_that_stays(migrated: Callable) -> None:

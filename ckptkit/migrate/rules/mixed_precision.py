@@ -105,7 +105,8 @@ def rewrite(draft: Draft) -> None:
         if text.value.strip("'\"") == _EVAL and not draft.module.skips(text):
             draft.todo(text, f"{_EVAL} has no counterpart: FSDP2 keeps param_dtype in eval")
     chosen = {id(call): flag for w in draft.all_wraps if not w.plan.refused for call, flag in w.plan.objects}
-    stays = any(_may_take_any(draft, wrap) for wrap in draft.all_wraps)
+    stays = any(_may_take_any(draft, wrap) or "asked" in wrap.facts for wrap in draft.all_wraps)
+    stays |= any("def policy_of(" in module.text.masked for module in draft.flow.program)  # of an earlier run
     for call in draft.calls(MIXED_PRECISION):
         if id(call) in chosen:
             _rewrite_object(draft, call, flag=chosen[id(call)])
@@ -143,6 +144,7 @@ def _asked_at_run_time(draft: Draft, wrap: Wrap, value: Value) -> None:
         text = wrap.text("mixed_precision")
         wrap.plan.refuse("mixed-precision", f"mixed_precision={text} is out of reach at this call")
         return
+    wrap.facts["asked"] = True
     policy = draft.need("torch.distributed.fsdp", "MixedPrecisionPolicy")
     draft.helpers.setdefault("policy_of", POLICY_OF.replace("POLICY", policy))
     if not isinstance(value.node, (cst.Name, cst.Attribute)):
