@@ -114,13 +114,13 @@ def of_dict(draft: Draft, node: cst.Dict) -> Entries | None:
 
 def of_call(draft: Draft, node: cst.Call) -> Entries | None:
     """The keyword arguments of a call; None where some are given as `**kwargs`."""
-    found: dict[str, cst.DictElement | cst.Arg] = {}
-    for argument in node.args:
-        if argument.star == "**":
-            return None
-        if argument.keyword is not None:
-            found[argument.keyword.value] = argument
-    return Entries(draft, node, found)
+    return None if any(argument.star == "**" for argument in node.args) else by_name(draft, node)
+
+
+def by_name(draft: Draft, node: cst.Call) -> Entries:
+    """The arguments that a call itself names, whatever `**kwargs` beside them hold."""
+    named = {one.keyword.value: one for one in node.args if one.keyword is not None}
+    return Entries(draft, node, dict(named))
 
 
 def spelled(value: object) -> str:

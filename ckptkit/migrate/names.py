@@ -86,6 +86,7 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "fsdpstrategy",
         # settings of transformers, accelerate and Lightning in calls and dicts
         "fsdp=",
+        "fsdp:",
         "fsdp_config",
         '"fsdp',
         "'fsdp",

@@ -72,6 +72,21 @@ def test_training_arguments_that_are_none_of_ours(code: str, untouched: Callable
     untouched(HEAD + f"class Mine(dict): pass\na = {code}\n")
 
 
+def test_settings_in_a_dict_that_is_unpacked(migrated: Callable) -> None:
+    code = HEAD + 'common = {"seed": 1}\nmore = {\n    "fsdp": "shard_grad_op",\n    "lr": 1,\n}\n'
+    found = migrated(
+        code + 'a = TrainingArguments("o", **more)\nb = TrainingArguments("o", fsdp="full_shard", **common)\n'
+    )
+    assert '"fsdp": "full_shard",\n    "lr": 1,\n    "fsdp_config": {"version": 2, ' in found.text
+    assert f'fsdp="full_shard", {TWO}True}}, **common)' in found.text.replace("\n", "").replace("    ", "")
+    assert not found.report.manual
+
+
+def test_a_default_in_a_class_of_the_users_own_is_left(migrated: Callable) -> None:
+    code = HEAD + 'class Mine(TrainingArguments):\n    fsdp: str = "full_shard auto_wrap"\n    lr: float = 1.0\n'
+    assert ["a default of fsdp" in one.message for one in migrated(code).report.manual] == [True]
+
+
 def test_low_precision_is_graded_numerics(migrated: Callable) -> None:
     found = migrated(HEAD + 'a = TrainingArguments("o", bf16=True, fsdp="full_shard")\n')
     assert found.grades == ["numerics"] and "with bf16" in found.report.findings[0].message

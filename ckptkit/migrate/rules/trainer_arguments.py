@@ -20,9 +20,10 @@ In numbers: equal in fp32. With `bf16=True` the output of the model is cast as w
 `cpu_ram_efficient_loading` only: else every rank must build or load the same model, as `from_pretrained` does.
 
 Known limits: no_shard and hybrid_shard are refused (the first is DDP, the second wants a `parallelism_config`), so is
-LOCAL_STATE_DICT. A value that is only known at run time gets a TODO. An `fsdp_config` in a JSON file is migrated with
-the file (`ckptkit explain trainer-json`). A DeepSpeed config with an optimizer, a scheduler or a clipping of its own is
-left: these are then TrainingArguments' `optim`, `lr_scheduler_type` and `max_grad_norm`.
+LOCAL_STATE_DICT. A value that is only known at run time gets a TODO, and so does a default in a class of your own that
+derives from TrainingArguments. An `fsdp_config` in a JSON file is migrated with the file (`ckptkit explain
+trainer-json`). A DeepSpeed config with an optimizer, a scheduler or a clipping of its own is left: these are then
+TrainingArguments' `optim`, `lr_scheduler_type` and `max_grad_norm`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from ..wraps import Value
 
 SOURCES = ("fsdp1", "deepspeed")
 _LIBRARIES = ("transformers.", "trl.")
+_NAMES = {"fsdp", "fsdp_config", "deepspeed"}
 # Keys of a DeepSpeed config that need nothing under FSDP2, or that are read here.
 _KNOWN = {
     "zero_optimization",
@@ -56,6 +58,7 @@ _KNOWN = {
     "steps_per_print",
     "wall_clock_breakdown",
     "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
 }
 
 
@@ -64,17 +67,51 @@ def rewrite(draft: Draft) -> None:
     for call in draft.module.every(cst.Call):
         name = draft.flow.called(draft.module, call)
         named = name.startswith(_LIBRARIES) and name.endswith(("TrainingArguments", "Config"))
-        keywords = {a.keyword.value for a in call.args if a.keyword is not None}
-        if not named or draft.module.skips(call) or not keywords & {"fsdp", "fsdp_config", "deepspeed"}:
+        if not named or draft.module.skips(call):
             continue
-        arguments = entries.of_call(draft, call)
+        arguments = _arguments(draft, call)
         if arguments is None:
             draft.todo(call, "the FSDP settings may be in **kwargs: give them to the call by name and migrate again")
-            continue
-        if _given(arguments, "deepspeed"):
+        elif _given(arguments, "deepspeed"):
             _deepspeed(draft, call, arguments)
         elif _given(arguments, "fsdp"):
             _fsdp(draft, call, arguments)
+    for owner in draft.module.every(cst.ClassDef):
+        bases = {draft.flow.name(draft.module, base.value) for base in owner.bases}
+        if any(one.startswith(_LIBRARIES) and one.endswith("TrainingArguments") for one in bases):
+            _defaults(draft, owner)
+
+
+def _arguments(draft: Draft, call: cst.Call) -> Entries | None:
+    """What holds the FSDP settings: the call, or the dict that it is given as `**kwargs`; None where it may be either.
+
+    Where nothing speaks of FSDP the entries of the call are the answer: they hold nothing of ours.
+    """
+    holders = [entries.by_name(draft, call)]
+    for argument in call.args:
+        if argument.star != "**":
+            continue
+        origins = list(draft.origins(argument.value))
+        made = origins[0].node if len(origins) == 1 and origins[0].module is draft.module else None
+        inner = entries.of_dict(draft, made) if isinstance(made, cst.Dict) else None
+        if inner is None:
+            return None if _NAMES & holders[0].nodes.keys() else holders[0]
+        holders.append(inner)
+    speaking = [one for one in holders if _NAMES & one.nodes.keys()]
+    return None if len(speaking) > 1 else (speaking or holders)[0]
+
+
+def _defaults(draft: Draft, owner: cst.ClassDef) -> None:
+    """Defaults in a class of the user's own are for a person: other values come from the command line."""
+    for line in owner.body.body:
+        for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+            if not isinstance(small, (cst.AnnAssign, cst.Assign)) or small.value is None or draft.module.skips(small):
+                continue
+            target = small.target if isinstance(small, cst.AnnAssign) else small.targets[0].target
+            name, code = draft.code(target), draft.code(small.value)
+            if name in ("fsdp", "deepspeed") and any(mark in code for mark in ("shard", ".json", "zero")):
+                settings = '{"version": 2, "reshard_after_forward": ...}'
+                draft.todo(small, f"a default of {name}: give fsdp_config a default with {settings} beside fsdp")
 
 
 def _given(arguments: Entries, name: str) -> bool:
@@ -217,5 +254,5 @@ def _other(config: dict[str, Any], arguments: Entries) -> list[str]:
         found.append(f"gradient_accumulation_steps={steps}")
     unknown = config.keys() - _KNOWN
     if unknown:
-        found.append(f"see whether {', '.join(sorted(unknown))} matter")
+        found.append(f"see to what {', '.join(sorted(unknown))} did")
     return found
