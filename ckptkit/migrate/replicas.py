@@ -84,6 +84,7 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
             continue
         wraps = [w for w in draft.all_wraps if w.source == "ddp" and not w.plan.refused]
         subjects = {w.module.code(w.subject.node) for w in wraps if w.subject is not None and w.module is peer.module}
+        models = {id(o.node) for w in wraps if w.subject for o in draft.flow.origins(w.subject.module, w.subject.node)}
         if _is_given(peer, origin.node):
             return True
         function = peer.module.function(origin.node)
@@ -92,7 +93,10 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
             if not isinstance(func, cst.Attribute) or func.attr.value not in ("parameters", "named_parameters"):
                 continue
             near = peer.module.within(call, origin.node) or peer.module.function(call) is function
-            if near and (peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects):
+            if not near:
+                continue
+            is_its_own = any(id(o.node) in models for o in peer.origins(func.value))  # `self` in the model's class
+            if is_its_own or peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects:
                 return True
     return False
 

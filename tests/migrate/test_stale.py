@@ -137,3 +137,35 @@ def test_enable_wrap_stays_with_a_wrap_that_stays(migrated: Callable) -> None:
     found = migrated(LEFT + textwrap.dedent(code))
     assert "with enable_wrap(wrapper_cls=FSDP, **options):" in found.text and "net = wrap(net)" in found.text
     assert found.report.manual
+
+
+OWN = """
+        class Net(nn.Module):
+            def groups(self, rate):
+                decayed = [p for name, p in self.named_parameters() if p.dim() > 1]
+                return AdamW([{"params": decayed, "lr": rate}])
+        def main(rank, path, resumed):
+            state = torch.load(path)
+            net = Net()
+            optimizer = net.groups(0.1)
+            if resumed:
+                optimizer.load_state_dict(state["optimizer"])
+            state = None
+            rate = 0.1
+            net = DDP(net)
+            net(path).backward()
+            if rank == 0:
+                torch.save(optimizer.state_dict(), path)
+        """
+
+
+def test_what_is_bound_anew_moves_behind_what_reads_it(migrated: Callable) -> None:
+    text = migrated("import torch\nfrom torch import nn\n" + HEAD + textwrap.dedent(OWN)).text
+    assert text.index("fully_shard(net)") < text.index('state["optimizer"]') < text.index("state = None")
+    assert text.index("rate = 0.1\n") < text.index("fully_shard(net)")
+
+
+def test_an_optimizer_of_the_models_own_method_is_saved_and_loaded_whole(migrated: Callable) -> None:
+    text = migrated("import torch\nfrom torch import nn\n" + HEAD + textwrap.dedent(OWN)).text
+    assert "optimizer.load_state_dict(" not in text and "optimizer.state_dict()" not in text
+    assert text.index("get_optimizer_state_dict(net, optimizer") < text.index("if rank == 0:")

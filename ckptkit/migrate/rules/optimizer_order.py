@@ -57,7 +57,8 @@ def _reorder(draft: Draft, lines: list[cst.CSTNode]) -> None:
             anchor = max(later or mine, default=-1)
             gathered = [at for at in lists.get(anchor, ()) if at < anchor and at not in done]
             if later or gathered:
-                done |= _move(draft, lines, [*gathered, *([index] if later else [])], anchor, done)
+                models = event.models | dict(sharded)[anchor].models
+                done |= _move(draft, lines, [*gathered, *([index] if later else [])], anchor, done, models)
                 break
 
 
@@ -112,14 +113,24 @@ def _filled(draft: Draft, line: cst.CSTNode) -> set[str]:
     return names
 
 
-def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int, done: set[int]) -> set[int]:
-    """Move some lines and what depends on them, up to the anchor, behind the anchor; which were moved."""
+def _move(
+    draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int, done: set[int], models: frozenset[str]
+) -> set[int]:
+    """Move some lines and what depends on them, up to the anchor, behind the anchor; which were moved.
+
+    Lines that bind anew what the moved ones read move too, but for those of the models, which are read after sharding.
+    """
     first = moved[-1]
     names = {name for index in moved for name in _bound(draft, lines[index]) | _filled(draft, lines[index])}
-    for index in range(moved[0] + 1, anchor):
-        if index not in moved and index not in done and names & _read(draft, lines[index]):
-            moved.append(index)
-            names |= _bound(draft, lines[index])
+    start, known = moved[0] + 1, 0
+    while known != len(moved):
+        known = len(moved)
+        for index in range(start, anchor):
+            if index in moved or index in done:
+                continue
+            if names & _read(draft, lines[index]) or _renews(draft, lines, index, moved) - models:
+                moved.append(index)
+                names |= _bound(draft, lines[index])
     moved.sort()
     handed_over = any(w.source == "deepspeed" and draft.module.within(w.call, lines[anchor]) for w in draft.wraps)
     if names & _read(draft, lines[anchor]) and not handed_over:
@@ -133,6 +144,14 @@ def _move(draft: Draft, lines: list[cst.CSTNode], moved: list[int], anchor: int,
     draft.move_after([lines[index] for index in moved], lines[anchor], Order.OPTIMIZER)
     draft.note(lines[first], Grade.EXACT, "the optimizer is made after the model is sharded, with all that uses it")
     return set(moved)
+
+
+def _renews(draft: Draft, lines: list[cst.CSTNode], index: int, moved: list[int]) -> set[str]:
+    """The names that a line binds anew and that a line above it, which will come after it, reads."""
+    if isinstance(lines[index], (cst.FunctionDef, cst.ClassDef)):
+        return set()
+    needed = {name for above in moved if above < index for name in _read(draft, lines[above])}
+    return _bound(draft, lines[index]) & needed
 
 
 def _bound(draft: Draft, line: cst.CSTNode) -> set[str]:
