@@ -168,4 +168,4 @@ def test_what_is_bound_anew_moves_behind_what_reads_it(migrated: Callable) -> No
 def test_an_optimizer_of_the_models_own_method_is_saved_and_loaded_whole(migrated: Callable) -> None:
     text = migrated("import torch\nfrom torch import nn\n" + HEAD + textwrap.dedent(OWN)).text
     assert "optimizer.load_state_dict(" not in text and "optimizer.state_dict()" not in text
-    assert text.index("get_optimizer_state_dict(net, optimizer") < text.index("if rank == 0:")
+    assert text.index("optimizer_state = get_optimizer_state_dict(") < text.index("if rank == 0:")
