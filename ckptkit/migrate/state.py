@@ -30,6 +30,10 @@ _RANK_WORDS = tuple(
     "rank_zero rank0 is_primary is_chief is_global_zero".split()
 )
 _RANK_OF_NODE = re.compile(r"rank%[\w.()]+==0")
+_RANK_BY_DEVICE = re.compile(
+    r"(?:^|[.(]|and|or)(?:local_)?(?:gpu|gpu_id|gpu_idx|gpu_index|device_id|proc_id|process_id)==0(?!\d)"
+)
+_RANKS = re.compile(r"rank(?:\(\))?in[\[({](?:-1,0|0,-1|none,0)[\])}]")  # the one rank, or no process group at all
 _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_dict_config"]
 
 
@@ -321,7 +325,7 @@ def rank_guard(draft: Draft, node: cst.CSTNode) -> cst.If | None:
 def asks_each_node(text: str) -> bool:
     """Whether a rank test holds once on every node (`local_rank == 0`, `rank % gpus == 0`), not once in all."""
     squeezed = text.replace(" ", "").lower()
-    return "local" in squeezed or bool(_RANK_OF_NODE.search(squeezed))
+    return "local" in squeezed or any(test.search(squeezed) for test in (_RANK_OF_NODE, _RANK_BY_DEVICE))
 
 
 def is_rank_test(text: str) -> bool:
@@ -331,4 +335,5 @@ def is_rank_test(text: str) -> bool:
     squeezed = text.replace(" ", "").lower()
     if re.fullmatch(r"not[\w.()]+", squeezed) and " or " not in text and " and " not in text:
         return squeezed.removesuffix("()").endswith("rank")
-    return any(word in squeezed for word in _RANK_WORDS) or bool(_RANK_OF_NODE.search(squeezed))
+    tests = (_RANK_OF_NODE, _RANK_BY_DEVICE, _RANKS)
+    return any(word in squeezed for word in _RANK_WORDS) or any(test.search(squeezed) for test in tests)

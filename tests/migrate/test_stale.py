@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ckptkit.migrate.state import asks_each_node, is_rank_test
+
 STALE = {
     "a list that an object keeps": """
         class Masters:
@@ -169,3 +171,20 @@ def test_an_optimizer_of_the_models_own_method_is_saved_and_loaded_whole(migrate
     text = migrated("import torch\nfrom torch import nn\n" + HEAD + textwrap.dedent(OWN)).text
     assert "optimizer.load_state_dict(" not in text and "optimizer.state_dict()" not in text
     assert text.index("optimizer_state = get_optimizer_state_dict(") < text.index("if rank == 0:")
+
+
+@pytest.mark.parametrize(
+    ("test", "asks", "of_node"),
+    [
+        ("self.gpu_id == 0 and epoch % self.save_every == 0", True, True),
+        ("epoch % 5 == 0 and args.gpu == 0", True, True),
+        ("RANK in {-1, 0}", True, False),
+        ("args.local_rank in [-1, 0]", True, True),
+        ("dist.get_rank() in (0, -1)", True, False),
+        ("n_gpu == 0", False, False),
+        ("gpu_id == 1", False, False),
+        ("rank in (0, 1)", False, False),
+    ],
+)
+def test_a_test_for_one_rank_is_told_by_its_text(test: str, asks: bool, of_node: bool) -> None:
+    assert is_rank_test(test) is asks and (asks_each_node(test) and asks) is of_node
