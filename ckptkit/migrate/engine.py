@@ -47,7 +47,7 @@ def run(
     if target not in TARGETS:
         raise UsageError(f"unknown target {target!r}", hint=f"--to takes {', '.join(TARGETS)}")
     active = chosen(tuple(select), tuple(ignore))
-    covered = {s for rule in chosen((), ()) if rule.plan or rule.rewrite for s in rule.sources}
+    covered = {s for rule in chosen((), ()) if rule.plan or rule.complete or rule.rewrite for s in rule.sources}
     sources = frozenset(SOURCES if source == "auto" else (source,)) & covered
     report = Report()
     given = [Path(p) for p in paths]
@@ -147,6 +147,10 @@ def _plan_wrap(draft: Draft, wrap: Wrap, active: tuple[Rule, ...]) -> None:
         if rule.plan is not None and wrap.source in rule.sources:
             draft.rule = rule.name
             rule.plan(draft, wrap)
+    for rule in active:
+        if rule.complete is not None and wrap.source in rule.sources:
+            draft.rule = rule.name
+            rule.complete(draft, wrap)
     if reason := shard.obstacle(draft.module, wrap, draft.wraps):
         wrap.plan.refuse("wrap", reason)
     if wrap.plan.refused:  # nothing of what was prepared for it may show

@@ -8,6 +8,7 @@ there is nothing to register. A rule defines::
     SOURCES = ("fsdp1",)                      # of "fsdp1", "ddp", "deepspeed": when it runs
 
     def plan(draft, wrap): ...                # optional; called once for every wrapping call of its sources
+    def complete(draft, wrap): ...            # optional; called for a wrap when every rule has planned it
     def rewrite(draft): ...                   # optional; called once for every module, after all plans of all modules
 
 How rules share facts
@@ -73,6 +74,7 @@ class Rule:
     page: str
     sources: tuple[str, ...]
     plan: Callable[[Draft, Wrap], None] | None
+    complete: Callable[[Draft, Wrap], None] | None
     rewrite: Callable[[Draft], None] | None
 
     @property
@@ -93,11 +95,12 @@ def rules() -> tuple[Rule, ...]:
                 page=module.__doc__ or "",
                 sources=tuple(module.SOURCES),
                 plan=getattr(module, "plan", None),
+                complete=getattr(module, "complete", None),
                 rewrite=getattr(module, "rewrite", None),
             )
         )
     for one in configs.converters():
-        found.append(Rule(one.name, one.page, one.sources, None, None))
+        found.append(Rule(one.name, one.page, one.sources, None, None, None))
     return tuple(sorted(found, key=lambda rule: rule.name))
 
 
