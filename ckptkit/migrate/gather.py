@@ -9,6 +9,7 @@ from .early_return import gather_and_leave, guarded
 from .grade import Grade
 from .plan import Line
 from .state import asks_each_node, is_rank_test, rank_guard
+from .syntax import assigned_names
 
 
 def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
@@ -82,9 +83,25 @@ def report_guarded_callers(draft: Draft, node: cst.CSTNode) -> None:
         return
     for where, call in draft.flow.callers(draft.module, function):
         peer = draft.peers.get(id(where))
-        if peer is not None and rank_guard(peer, call) is not None and not where.skips(call):
+        if peer is None or where.skips(call):
+            continue
+        if rank_guard(peer, call) is not None or _is_of_one_rank(peer, call):
             peer.todo(
                 call,
                 f"all ranks must call {function.name.value}: it gathers from all of them; guard only what it writes",
                 draft.rule,
             )
+
+
+def _is_of_one_rank(draft: Draft, call: cst.Call) -> bool:
+    """Whether a method is called on what only one rank makes: `ema = EMA(model) if rank == 0 else None`."""
+    if not isinstance(call.func, cst.Attribute):
+        return False
+    owner, module = draft.code(call.func.value), draft.module
+    for assign in module.every(cst.Assign):
+        if any(draft.code(target) == owner for target in assigned_names(assign)):
+            value = assign.value
+            chosen = isinstance(value, cst.IfExp) and is_rank_test(draft.code(value.test))
+            if chosen or (isinstance(value, cst.Call) and rank_guard(draft, assign) is not None):
+                return True
+    return False

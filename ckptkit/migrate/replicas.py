@@ -12,6 +12,7 @@ from .draft import Draft
 from .origin import CALL
 from .wraps import Wrap
 
+_WALKS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children")
 _ACCELERATORS = re.compile(r"cuda|nccl|xpu|npu|hpu|accelerator|mps")
 
 
@@ -48,14 +49,22 @@ def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
     uses = [
         n
         for n in module.every(cst.Name, cst.Attribute)
-        if module.function(n) is function and _plain(draft, n) and draft.wraps_of(n, "ddp")
+        if module.function(n) is function and _plain(draft, n) and draft.wraps_of(n, "ddp") and not _is_copy(draft, n)
     ]
     if not uses:
         if function is None or not isinstance(function, cst.FunctionDef):
             return None
-        return next((p.name for p in function.params.params if draft.wraps_of(p.name, "ddp")), None)
+        return next(
+            (p.name for p in function.params.params if draft.wraps_of(p.name, "ddp") and not _is_copy(draft, p.name)),
+            None,
+        )
     above = [n for n in uses if module.span(n).stop <= at]
     return above[-1] if above else uses[0]
+
+
+def _is_copy(draft: Draft, node: cst.BaseExpression) -> bool:
+    """Whether an expression may hold a copy of a model: sharded as the model is, but not what its optimizer steps."""
+    return any(origin.name == "copy.deepcopy" for origin in draft.origins(node))
 
 
 def _plain(draft: Draft, node: cst.BaseExpression) -> bool:
@@ -90,7 +99,7 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
         function = peer.module.function(origin.node)
         for call in peer.module.every(cst.Call):
             func = call.func
-            if not isinstance(func, cst.Attribute) or func.attr.value not in ("parameters", "named_parameters"):
+            if not isinstance(func, cst.Attribute) or func.attr.value not in _WALKS:
                 continue
             near = peer.module.within(call, origin.node) or peer.module.function(call) is function
             if not near:

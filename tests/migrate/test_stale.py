@@ -188,3 +188,50 @@ def test_an_optimizer_of_the_models_own_method_is_saved_and_loaded_whole(migrate
 )
 def test_a_test_for_one_rank_is_told_by_its_text(test: str, asks: bool, of_node: bool) -> None:
     assert is_rank_test(test) is asks and (asks_each_node(test) and asks) is of_node
+
+
+def test_an_object_of_one_rank_cannot_gather(migrated: Callable) -> None:
+    code = """
+        class Average:
+            def update(self, model):
+                self.state = model.module.state_dict()
+        def main(net, rank):
+            net = DDP(net)
+            average = Average() if rank in (-1, 0) else None
+            if average:
+                average.update(net)
+        """
+    found = migrated(HEAD + textwrap.dedent(code))
+    assert ["all ranks must call update" in f.message for f in found.report.manual] == [True]
+
+
+def test_an_optimizer_of_groups_that_a_walk_over_the_modules_fills_is_the_models(migrated: Callable) -> None:
+    code = """
+        class Net(nn.Module):
+            pass
+        def build(model):
+            decayed, rest = [], []
+            for part in model.modules():
+                for name, p in part.named_parameters(recurse=False):
+                    (rest if name == "bias" else decayed).append(p)
+            return AdamW([{"params": decayed}, {"params": rest}])
+        def main(state):
+            net = DDP(Net())
+            optimizer = build(net)
+            net(state).backward()
+            optimizer.load_state_dict(state)
+        """
+    assert "set_optimizer_state_dict(" in migrated("from torch import nn\n" + HEAD + textwrap.dedent(code)).text
+
+
+def test_an_optimizer_is_not_asked_of_a_copy(migrated: Callable) -> None:
+    code = """
+        def main(net, state):
+            net = DDP(net)
+            average = copy.deepcopy(net)
+            optimizer = AdamW(net.parameters())
+            net(state).backward()
+            average.eval()
+            optimizer.load_state_dict(state)
+        """
+    assert "named_state(net, optimizer, state)" in migrated(HEAD + textwrap.dedent(code)).text
