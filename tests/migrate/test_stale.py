@@ -235,3 +235,27 @@ def test_an_optimizer_is_not_asked_of_a_copy(migrated: Callable) -> None:
             optimizer.load_state_dict(state)
         """
     assert "named_state(net, optimizer, state)" in migrated(HEAD + textwrap.dedent(code)).text
+
+
+GATHERED = """
+        import deepspeed
+        def read(param):
+            with deepspeed.zero.GatheredParameters([param]):
+                param = param.data.clone()
+            return param
+        """
+ENGINE = """
+        def main(net):
+            engine, *_ = deepspeed.initialize(model=net, config={"train_batch_size": 8, "optimizer": {"type": "Adam"}})
+            print(read(engine.module.weight))
+        """
+
+
+def test_a_gathered_parameter_keeps_the_name_that_it_is_bound_to(migrated: Callable) -> None:
+    text = migrated(textwrap.dedent(GATHERED) + textwrap.dedent(ENGINE)).text
+    assert "    param = whole_param.data.clone()\n    return param" in text
+
+
+def test_parameters_of_an_engine_out_of_sight_stay(migrated: Callable) -> None:
+    found = migrated(textwrap.dedent(GATHERED))
+    assert "with deepspeed.zero.GatheredParameters([param]):" in found.text and found.report.manual

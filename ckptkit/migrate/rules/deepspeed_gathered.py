@@ -25,18 +25,21 @@ In numbers: reading is equal in fp32; of a bf16 or fp16 engine DeepSpeed gathers
 masters. What is written after `deepspeed.initialize` DeepSpeed forgets at the next update, because its fp32 masters do
 not know of it; here it stays.
 
-Known limits: `enabled` falls away, because FSDP2 shards at every stage. Lists of parameters that the body does not
+Known limits: where no deepspeed.initialize is in sight (the engine is a Trainer's) all stays, with a TODO. `enabled`
+falls away, because FSDP2 shards at every stage. Lists of parameters that the body does not
 name one by one (a list made elsewhere) are left with a TODO.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import libcst as cst
 
 from ..draft import Draft
 from ..gathered import context, put_back
 from ..grade import Grade
-from ..syntax import argument_of
+from ..syntax import argument_of, is_store
 from ..wraps import Wrap
 
 SOURCES = ("deepspeed",)
@@ -58,7 +61,9 @@ def rewrite(draft: Draft) -> None:
         statement, item = draft.module.statement(call), draft.module.parent(call)
         alone = isinstance(statement, cst.With) and isinstance(item, cst.WithItem) and len(statement.items) == 1
         params = argument_of(call, _PARAMETERS, "params")
-        if not alone or params is None or not isinstance(statement, cst.With):
+        if not wraps:
+            draft.todo(call, f"the engine is made out of sight (by a Trainer?) and may stay; if not, {_LEFT}")
+        elif not alone or params is None or not isinstance(statement, cst.With):
             draft.todo(call, _LEFT)
         elif wraps and all(_before(draft, call, wrap, 4) for wrap in wraps):
             _drop(draft, call, statement, "parameters are whole before the model is sharded: GatheredParameters goes")
@@ -110,7 +115,7 @@ def _write(draft: Draft, call: cst.Call, statement: cst.With, params: cst.BaseEx
     if isinstance(params, (cst.List, cst.Tuple)):
         single = [element.value for element in params.elements]
     named = [node for node in single if isinstance(node, (cst.Name, cst.Attribute)) and _uses(draft, statement, node)]
-    if not named or len(named) < len(single) or _is_list(draft, single):
+    if not named or len(named) < len(single) or _is_list(draft, single) or not _keep_names(draft, statement, named):
         draft.todo(call, _LEFT)
         return
     if not isinstance(statement.body, cst.IndentedBlock) or not draft.unwrap(statement):
@@ -121,7 +126,8 @@ def _write(draft: Draft, call: cst.Call, statement: cst.With, params: cst.BaseEx
         word = code.rpartition(".")[2]
         name = draft.throwaway(f"whole_{word}", f"gathered_{word}", value=code)
         for use in _uses(draft, statement, node):
-            draft.replace(use, name)
+            if not is_store(draft.module, use):
+                draft.replace(use, name)
         draft.before(statement, (f"{name} = ", *quoted, ".detach().full_tensor()"))
         if writes and rank is not None:
             back = put_back(draft)
@@ -142,6 +148,19 @@ def _model(draft: Draft, params: cst.BaseExpression) -> cst.BaseExpression | Non
         at = at.args[0].value
     takes = isinstance(at, cst.Call) and isinstance(at.func, cst.Attribute) and at.func.attr.value == "parameters"
     return at.func.value if takes and isinstance(at, cst.Call) and isinstance(at.func, cst.Attribute) else None
+
+
+def _keep_names(draft: Draft, statement: cst.With, named: Sequence[cst.BaseExpression]) -> bool:
+    """Whether the body reads no parameter by a name that it has bound anew: `param = param.clone()` may come last."""
+    for node in named:
+        uses = _uses(draft, statement, node)
+        stores = [use for use in uses if is_store(draft.module, use)]
+        if len(stores) > 1 or any(isinstance(draft.module.statement(use), cst.AugAssign) for use in stores):
+            return False
+        last = draft.module.span(draft.module.statement(stores[0])).stop if stores else None
+        if last is not None and any(draft.module.span(use).start >= last for use in uses):
+            return False
+    return True
 
 
 def _is_list(draft: Draft, single: list[cst.BaseExpression]) -> bool:
