@@ -33,6 +33,8 @@ checkpoints that torch.save wrote hold ShardedTensors; load them through torch.d
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from ..draft import Draft
@@ -63,6 +65,7 @@ from ..syntax import argument_of
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp")
+_TAKES_STATE = re.compile(r"(?:save|load)_(?:model|pretrained|state|checkpoint)$")
 
 UNPREFIXED = '''def unprefixed(state):
     """A state dict without the prefix that DDP put before its names; files of now have none."""
@@ -209,6 +212,9 @@ def _contexts(draft: Draft) -> None:
         if kind.left and not (enters and _asks_no_state(draft, statement)):
             draft.todo(call, _unknown(kind))
             continue
+        if enters and _saves_out_of_sight(draft, statement):
+            draft.todo(call, "out of sight: give what saves or loads here get_model_state_dict's state")
+            continue
         draft.sweepable += carriers(draft, call)
         alone = isinstance(statement, cst.With) and enters and len(statement.items) == 1
         if alone and draft.unwrap(statement):  # type: ignore[arg-type]
@@ -229,6 +235,13 @@ def _contexts(draft: Draft) -> None:
             draft.delete(call)
             draft.note(call, Grade.EXACT, "set_state_dict_type goes: each call says its own kind")
     _answers(draft)
+
+
+def _saves_out_of_sight(draft: Draft, statement: cst.CSTNode) -> bool:
+    """Whether a context is there for a method that takes the state out of sight, as a Trainer's `save_model` does."""
+    calls = draft.module.inside(statement.body, cst.Call)  # type: ignore[attr-defined]
+    funcs = [call.func for call in calls if isinstance(call.func, cst.Attribute)]
+    return any(_TAKES_STATE.match(func.attr.value) and not draft.origins(func) for func in funcs)
 
 
 def _asks_no_state(draft: Draft, statement: cst.CSTNode) -> bool:
