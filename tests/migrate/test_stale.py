@@ -259,3 +259,14 @@ def test_a_gathered_parameter_keeps_the_name_that_it_is_bound_to(migrated: Calla
 def test_parameters_of_an_engine_out_of_sight_stay(migrated: Callable) -> None:
     found = migrated(textwrap.dedent(GATHERED))
     assert "with deepspeed.zero.GatheredParameters([param]):" in found.text and found.report.manual
+
+
+def test_a_state_dict_type_for_what_is_out_of_sight_stays(migrated: Callable) -> None:
+    code = """
+        def save(trainer):
+            with FSDP.state_dict_type(trainer.model, StateDictType.FULL_STATE_DICT):
+                trainer.save_model()
+        """
+    found = migrated(LEFT + textwrap.dedent(code))
+    assert "with FSDP.state_dict_type(" in found.text
+    assert [f.rule for f in found.report.manual] == ["model-state-dict"]
