@@ -9,6 +9,7 @@ import re
 import libcst as cst
 
 from .draft import Draft
+from .events import is_optimizer
 from .origin import CALL
 from .wraps import Wrap
 
@@ -54,10 +55,9 @@ def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
     if not uses:
         if function is None or not isinstance(function, cst.FunctionDef):
             return None
-        return next(
-            (p.name for p in function.params.params if draft.wraps_of(p.name, "ddp") and not _is_copy(draft, p.name)),
-            None,
-        )
+        params = [p.name for p in function.params.params]
+        given = next((name for name in params if draft.wraps_of(name, "ddp") and not _is_copy(draft, name)), None)
+        return given if given is not None else _of_object(draft, function)
     above = [n for n in uses if module.span(n).stop <= at]
     return above[-1] if above else uses[0]
 
@@ -65,6 +65,16 @@ def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
 def _is_copy(draft: Draft, node: cst.BaseExpression) -> bool:
     """Whether an expression may hold a copy of a model: sharded as the model is, but not what its optimizer steps."""
     return any(origin.name == "copy.deepcopy" for origin in draft.origins(node))
+
+
+def _of_object(draft: Draft, method: cst.FunctionDef) -> cst.BaseExpression | None:
+    """`self.model` for a method of a class that keeps a replicated model so, in whichever of its methods."""
+    owner = draft.flow.owner(draft.module, method)
+    for node in draft.module.inside(owner, cst.Attribute) if owner is not None else ():
+        mine = isinstance(node.value, cst.Name) and node.value.value == "self" and _plain(draft, node)
+        if mine and draft.wraps_of(node, "ddp") and not _is_copy(draft, node):
+            return node
+    return None
 
 
 def _plain(draft: Draft, node: cst.BaseExpression) -> bool:
@@ -83,7 +93,13 @@ def _plain(draft: Draft, node: cst.BaseExpression) -> bool:
 
 def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
     """Whether an expression may hold an optimizer of torch that was made from a replicated model's parameters."""
-    for origin in draft.origins(optimizer):
+    origins = draft.origins(optimizer)
+    if not origins and _of_a_builder(draft, optimizer):
+        return True
+    rebound = {node for w in draft.all_wraps if w.source == "ddp" for node in w.facts.get("rebound", ())}  # type: ignore[attr-defined]
+    for origin in origins:
+        if id(origin.node) in rebound:
+            return True
         if origin.kind != CALL or not origin.name.startswith("torch.optim.") or not isinstance(origin.node, cst.Call):
             continue
         if origin.name.startswith(("torch.optim.lr_scheduler", "torch.optim.swa_utils")):
@@ -107,6 +123,23 @@ def steps_replicas(draft: Draft, optimizer: cst.BaseExpression) -> bool:
             is_its_own = any(id(o.node) in models for o in peer.origins(func.value))  # `self` in the model's class
             if is_its_own or peer.wraps_of(func.value, "ddp") or peer.code(func.value) in subjects:
                 return True
+    return False
+
+
+def _of_a_builder(draft: Draft, optimizer: cst.BaseExpression) -> bool:
+    """Whether a name is given the optimizer that a replicated model, or the model below its wrap, makes of itself."""
+    module, code = draft.module, draft.code(optimizer)
+    wraps = [w for w in draft.wraps if w.source == "ddp" and not w.plan.refused and w.subject is not None]
+    held = {module.code(w.subject.node) for w in wraps if w.subject is not None and w.subject.module is module}
+    for assign in module.every(cst.Assign):
+        call = assign.value
+        if not isinstance(call, cst.Call) or all(draft.code(t.target) != code for t in assign.targets):
+            continue
+        if not isinstance(call.func, cst.Attribute) or not is_optimizer(draft, module, call):
+            continue
+        owner = call.func.value
+        if draft.code(owner).removesuffix(".module") in held or draft.wraps_of(owner, "ddp"):
+            return True
     return False
 
 

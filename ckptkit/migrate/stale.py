@@ -30,10 +30,13 @@ def report(draft: Draft) -> None:
         if draft.module.skips(call):
             continue
         if is_optimizer(draft, draft.module, call):
-            owners = _owners(draft, call)
-            if any(precedes(draft, call, owner, wrap) for owner in owners for wrap in wraps):
+            rebound = any(id(call) in wrap.facts.get("rebound", ()) for wrap in wraps)  # type: ignore[operator]
+            takes = owners(draft, call)
+            if rebound:
+                continue
+            if any(precedes(draft, call, owner, wrap) for owner in takes for wrap in wraps):
                 draft.todo(call, _REASON, RULE)
-            elif not owners and any(_stands_above(draft, call, wrap) for wrap in wraps):
+            elif not takes and any(_stands_above(draft, call, wrap) for wrap in wraps):
                 draft.todo(call, _UNSEEN, RULE)
         elif (target := _stored(draft, call)) is not None:
             owner = call.func.value  # type: ignore[attr-defined]
@@ -90,7 +93,7 @@ def _outlives(draft: Draft, target: cst.BaseExpression, wrap: Wrap) -> bool:
     return any(module.span(name).start > module.span(wrap.call).stop for name in reads)
 
 
-def _owners(draft: Draft, call: cst.Call) -> list[cst.BaseExpression]:
+def owners(draft: Draft, call: cst.Call) -> list[cst.BaseExpression]:
     """`x` of each `x.parameters()` in an optimizer's arguments, and of `x.configure_optimizers()`."""
     found = [
         inner.func.value

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import SCRIPTS, Runner
+from harness import SCRIPTS, RunError, Runner
 from test_controls import difference, edit, migrated_without
 from test_pairs import largest_difference
 
@@ -23,6 +23,26 @@ def test_without_the_broadcast_ranks_train_a_patchwork(runner: Runner, tmp_path:
 @pytest.mark.slow
 def test_an_optimizer_that_stays_before_the_sharding_trains_nothing(runner: Runner, tmp_path: Path) -> None:
     assert difference(runner, tmp_path, "ddp_devices", migrated_without("optimizer-order", "ddp_devices")) > 1e-3
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_keeps_the_old_parameters_trains_nothing(runner: Runner, tmp_path: Path) -> None:
+    pair = SCRIPTS / "optimizer_rebound"
+    for name in ("whole", "same", "without", "stateless"):
+        (tmp_path / name).mkdir()  # each with a snapshot of its own
+    whole = runner.run(pair / "before.py", cwd=tmp_path / "whole")
+    assert largest_difference(whole, runner.run(pair / "after.py", cwd=tmp_path / "same")) == 0.0
+
+    def control(name: str, old: str, new: str) -> Path:
+        script = tmp_path / name / "control.py"
+        script.write_text(edit("optimizer_rebound", lambda text: text.replace(old, new)))
+        return script
+
+    without = control("without", "        rebind(optimizer, names, self.model)\n", "")
+    with pytest.raises(RunError, match="KeyError"):  # saving finds parameters that the model does not have
+        runner.run(without, cwd=without.parent)
+    stateless = control("stateless", "            if state:\n", "            if False:\n")
+    assert largest_difference(whole["losses"], runner.run(stateless, cwd=stateless.parent)["losses"]) > 1e-4
 
 
 @pytest.mark.slow
@@ -171,14 +191,51 @@ def test_an_optimizer_of_a_builder_out_of_sight_moves_too(migrated: Callable) ->
     assert text.index("fully_shard(net)") < text.index("configure_optimizers")
 
 
+TRAINER = IMPORT + (
+    "class Net(torch.nn.Module):\n    pass\n\n\ndef make(model):\n"
+    "    return torch.optim.SGD([{'params': list(model.parameters())}], lr=0.1)\n\n\n"
+    "class Trainer:\n    def __init__(self, model, optimizer):\n        self.model, self.optimizer = model, optimizer\n"
+    "        self.load()\n        self.model = DDP(self.model)\n\n"
+    "    def load(self):\n        self.optimizer.load_state_dict(torch.load('x.pt'))\n\n"
+    "    def save(self):\n        torch.save(self.optimizer.state_dict(), 'x.pt')\n\n\n"
+    "def main():\n    model = Net()\n    optimizer = make(model)\n    Trainer(model, optimizer).save()\n\n\nmain()\n"
+)
+
+
+def test_an_optimizer_that_is_handed_over_is_rebound_and_its_state_gathered(migrated: Callable) -> None:
+    found = migrated(TRAINER)
+    assert not found.report.manual, found.report.manual
+    text = found.text
+    order = [
+        text.index(part) for part in ("names = {", "fully_shard(self.model)", "rebind(optimizer, names, self.model)")
+    ]
+    assert order == sorted(order)
+    assert "get_optimizer_state_dict(" in text and "set_optimizer_state_dict(" in text
+    assert "self.optimizer.state_dict()" not in text and "self.optimizer.load_state_dict(" not in text
+
+
 def test_an_optimizer_that_cannot_move_is_reported(migrated: Callable) -> None:
     code = IMPORT + (
-        "class Net(torch.nn.Module):\n    pass\n\n\nclass Trainer:\n    def __init__(self, model, optimizer):\n"
-        "        self.model, self.optimizer = DDP(model), optimizer\n\n\n"
-        "def main():\n    model = Net()\n    Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))\n\n\nmain()\n"
+        "class Net(torch.nn.Module):\n    pass\n\n\nclass Trainer:\n    def __init__(self, model, parts):\n"
+        "        self.model, self.parts = DDP(model), parts\n\n\n"
+        "def main():\n    model = Net()\n    Trainer(model, [torch.optim.SGD(model.parameters(), 0.1)])\n\n\nmain()\n"
     )
     found = migrated(code)
     assert [(f.rule, f.line) for f in found.report.manual] == [("optimizer-order", 15)]
+
+
+def test_what_a_moved_optimizer_reads_is_not_taken_away_before_it(migrated: Callable) -> None:
+    code = IMPORT + (
+        "checkpoint = torch.load('x.pt')\noptimizer = net.configure_optimizers(lr)\nif resume:\n"
+        "    optimizer.load_state_dict(checkpoint['optimizer'])\ncheckpoint = None\nnet = torch.compile(net)\n"
+        "if distributed:\n    net = DDP(net)\nprint(checkpoint)\nnet.eval()\n"
+        "torch.save(optimizer.state_dict(), 'x.pt')\n"
+    )
+    text = migrated(code).text
+    parts = ("torch.compile(net)", "fully_shard(net)", "net.configure_optimizers(lr)", "set_optimizer_state_dict(")
+    order = [text.index(part) for part in (*parts, "checkpoint = None", "print(checkpoint)")]
+    assert order == sorted(order), text
+    assert "optimizer.state_dict()" not in text  # it holds shards: get_optimizer_state_dict
 
 
 def test_what_a_guard_asks_for_besides_the_rank_still_guards_the_gathering(migrated: Callable) -> None:

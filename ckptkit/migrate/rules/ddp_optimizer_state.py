@@ -44,7 +44,7 @@ HELPER = '''def named_state(model, optimizer, state):
     """An optimizer state by parameter names, also of a file that numbers the parameters as `state_dict()` does."""
     if any(isinstance(key, str) for group in state["param_groups"] for key in group["params"]):
         return state
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     return {
         "state": {order[number]: value for number, value in state["state"].items()},

@@ -133,6 +133,9 @@ def _move(
                 names |= _bound(draft, lines[index])
     moved.sort()
     handed_over = any(w.source == "deepspeed" and draft.module.within(w.call, lines[anchor]) for w in draft.wraps)
+    rebound = [call for w in draft.all_wraps for call in w.facts.get("rebound", ())]  # type: ignore[attr-defined]
+    if any(id(call) in rebound for i in moved for call in draft.module.inside(lines[i], cst.Call)):
+        return set()  # the rule optimizer-rebound sees to it
     if names & _read(draft, lines[anchor]) and not handed_over:
         draft.todo(
             lines[first], "the optimizer must be made after the model is sharded, but the sharding statement uses it"
