@@ -8,6 +8,9 @@ from .draft import Draft
 from .edit import Span
 from .plan import Line
 
+WHOLE = '''def whole(norm):
+    """A norm as a plain tensor: that of a sharded model is a DTensor."""
+    return norm.full_tensor() if isinstance(norm, DTENSOR) else norm'''
 CLIP_FUNCTIONS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
 
 
@@ -27,6 +30,14 @@ def requoted(draft: Draft, call: cst.Call) -> Line:
     span = draft.module.span(call)
     head = draft.module.span(call.func)
     return (head, Span(head.stop, span.stop))
+
+
+def norm_of(draft: Draft, call: cst.Call, model: cst.BaseExpression) -> Line:
+    """A clipping call with its norm as a plain tensor; by a function that asks, where the model may not be sharded."""
+    if not draft.may_be_plain(model):
+        return (*requoted(draft, call), ".full_tensor()")
+    draft.helpers.setdefault("whole", WHOLE.replace("DTENSOR", draft.need("torch.distributed.tensor", "DTensor")))
+    return ("whole(", *requoted(draft, call), ")")
 
 
 def is_check(draft: Draft, node: cst.CSTNode) -> bool:

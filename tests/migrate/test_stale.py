@@ -270,3 +270,21 @@ def test_a_state_dict_type_for_what_is_out_of_sight_stays(migrated: Callable) ->
     found = migrated(LEFT + textwrap.dedent(code))
     assert "with FSDP.state_dict_type(" in found.text
     assert [f.rule for f in found.report.manual] == ["model-state-dict"]
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "norm"), [("net = DDP(net)", ".full_tensor()"), ("if ddp: net = DDP(net)", "whole(")]
+)
+def test_the_norm_of_a_model_that_may_be_plain_is_asked_what_it_is(wrapped: str, norm: str, migrated: Callable) -> None:
+    code = f"""
+        class Net(torch.nn.Module):
+            pass
+        def main(ddp):
+            net = Net()
+            {wrapped}
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            print(float(norm))
+        """
+    text = migrated("import torch\n" + HEAD + textwrap.dedent(code)).text
+    (line,) = [line for line in text.splitlines() if "clip_grad_norm_" in line]
+    assert norm in line and line.count("whole(") + line.count(".full_tensor()") == 1

@@ -25,7 +25,7 @@ import libcst as cst
 from ..draft import Draft
 from ..grade import Grade
 from ..replicas import replicated
-from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, requoted
+from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, norm_of
 
 SOURCES = ("ddp",)
 
@@ -40,7 +40,7 @@ def rewrite(draft: Draft) -> None:
         if owner is None or (not replicated(draft, owner) and _unknown(draft, owner)):
             draft.todo(call, "if these are parameters of a sharded model, the norm is a DTensor: add .full_tensor()")
         elif replicated(draft, owner):
-            draft.replace(call, *requoted(draft, call), ".full_tensor()")
+            draft.replace(call, *norm_of(draft, call, owner))
             draft.note(call, Grade.EXACT, "the norm over all ranks is a DTensor and is gathered")
 
 

@@ -31,14 +31,10 @@ import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
-from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, requoted
+from ..uses import CLIP_FUNCTIONS, is_gathered, is_used, norm_of
 from ..wraps import Wrap
 
 SOURCES = ("fsdp1",)
-_TENSOR = "torch.distributed.tensor"
-HELPER = '''def whole(norm):
-    """A norm as a plain tensor: that of a sharded model is a DTensor."""
-    return norm.full_tensor() if isinstance(norm, DTENSOR) else norm'''
 
 
 def rewrite(draft: Draft) -> None:
@@ -56,11 +52,7 @@ def rewrite(draft: Draft) -> None:
                 call, Grade.NUMERICS, "FSDP1 clipped by the norm of each rank's shard here; now by the model's norm"
             )
         if is_used(draft, call) and not is_gathered(draft, call) and owner is not None:
-            if draft.may_be_plain(owner):
-                draft.helpers.setdefault("whole", HELPER.replace("DTENSOR", draft.need(_TENSOR, "DTensor")))
-                draft.replace(call, "whole(", *requoted(draft, call), ")")
-            else:
-                draft.replace(call, *requoted(draft, call), ".full_tensor()")
+            draft.replace(call, *norm_of(draft, call, owner))
             draft.note(call, Grade.EXACT, "the norm of a sharded model is a DTensor and is gathered")
         _warn_of_mix(draft, call, wraps)
 
