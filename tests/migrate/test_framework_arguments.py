@@ -7,29 +7,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness import SCRIPTS, Runner
+from test_pairs import largest_difference
 
 from ckptkit import migrate
 
 HEAD = "from transformers import TrainingArguments\n"
-TWO = 'fsdp_config={"version": 2, "reshard_after_forward": '
+LOADING = '"cpu_ram_efficient_loading": True'
+TWO = '{"version": 2, "reshard_after_forward": '
 CASES = {
-    'TrainingArguments("o", fsdp="full_shard auto_wrap")':
-        'TrainingArguments("o", fsdp="full_shard auto_wrap", ' + TWO + "True})",
-    'TrainingArguments("o", fsdp=["shard_grad_op", "offload"], fsdp_config={"use_orig_params": False})':
-        'TrainingArguments("o", fsdp="full_shard offload", fsdp_config={"version": 2, "reshard_after_forward": False})',
-    'TrainingArguments("o", fsdp=True, fsdp_config={"fsdp_version": 1, "limit_all_gathers": True, "x": [1]})':
-        'TrainingArguments("o", fsdp=True, fsdp_config={"fsdp_version": 2, "reshard_after_forward": True, "x": [1]})',
-    'TrainingArguments(\n    "o",\n    fsdp="full_shard",  # all of it\n    fsdp_config={\n        # what\n'
-    '        "backward_prefetch": "backward_pre",\n        "sync_module_states": True,\n'
-    '        "min_num_params": 9,\n    },\n)':
-        'TrainingArguments(\n    "o",\n    fsdp="full_shard",  # all of it\n    fsdp_config={\n        # what\n'
-        '        "version": 2,\n        "reshard_after_forward": True,\n        "min_num_params": 9,\n    },\n)',
-    'TrainingArguments("o", deepspeed={"zero_optimization": {"stage": 3}})':
-        'TrainingArguments("o", fsdp="full_shard auto_wrap", ' + TWO + "True})",
-    'TrainingArguments("o", deepspeed={"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})':
-        'TrainingArguments(\n    "o", fsdp="full_shard auto_wrap", '
-        'fsdp_config={"version": 2, "reshard_after_forward": False, "cpu_offload": True}\n)',
+    'fsdp="full_shard auto_wrap"': f'fsdp="full_shard auto_wrap", fsdp_config={TWO}True, {LOADING}}}',
+    'fsdp=["shard_grad_op", "offload"], fsdp_config={"use_orig_params": False}':
+        f'fsdp="full_shard offload", fsdp_config={TWO}False, {LOADING}}}',
+    'fsdp=True, fsdp_config={"fsdp_version": 1, "limit_all_gathers": True, "x": [1]}':
+        f'fsdp=True, fsdp_config={{"fsdp_version": 2, "reshard_after_forward": True, {LOADING}, "x": [1]}}',
+    'fsdp="full_shard", fsdp_config={"sync_module_states": False}': f'fsdp="full_shard", fsdp_config={TWO}True}}',
+    'fsdp="full_shard", fsdp_config={"cpu_ram_efficient_loading": False}':
+        'fsdp="full_shard", fsdp_config={"cpu_ram_efficient_loading": False, "version": 2, '
+        '"reshard_after_forward": True}',
+    'deepspeed={"zero_optimization": {"stage": 3}}':
+        f'fsdp="full_shard auto_wrap", fsdp_config={TWO}True, {LOADING}}}',
+    'deepspeed={"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}':
+        f'fsdp="full_shard auto_wrap", fsdp_config={TWO}False, {LOADING}, "cpu_offload": True}}',
 }  # fmt: skip
+BLOCK = """\
+a = TrainingArguments(
+    "o",
+    fsdp="full_shard",  # all of it
+    fsdp_config={
+        # what
+        "backward_prefetch": "backward_pre",
+        "sync_module_states": False,
+        "min_num_params": 9,
+    },
+)
+"""
 LEFT = {
     'TrainingArguments("o", fsdp="no_shard")': "no_shard is DDP",
     'TrainingArguments("o", fsdp="hybrid_shard auto_wrap")': "parallelism_config",
@@ -54,10 +66,26 @@ UNTOUCHED = (
 )
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split()).replace("( ", "(").replace(" )", ")").replace(",)", ")")
+
+
 @pytest.mark.parametrize(("before", "after"), CASES.items())
 def test_training_arguments(before: str, after: str, migrated: Callable) -> None:
-    found = migrated(HEAD + f"a = {before}\n")
-    assert found.text == HEAD + f"a = {after}\n" and not found.report.manual
+    found = migrated(HEAD + f'a = TrainingArguments("o", {before})\n')
+    assert flat(found.text) == flat(HEAD + f'a = TrainingArguments("o", {after})') and not found.report.manual
+
+
+def test_entries_on_lines_of_their_own_stay_there(migrated: Callable) -> None:
+    new = '        "version": 2,\n        "reshard_after_forward": True,\n'
+    old = '        "backward_prefetch": "backward_pre",\n        "sync_module_states": False,\n'
+    assert migrated(HEAD + BLOCK).text == HEAD + BLOCK.replace(old, new)
+
+
+def test_without_the_broadcast_the_report_says_so(migrated: Callable) -> None:
+    assert "same weights" in migrated(HEAD + BLOCK).report.findings[0].message
+    found = migrated(HEAD + BLOCK.replace("False", "True"))
+    assert LOADING in found.text and "same weights" not in found.report.findings[0].message
 
 
 @pytest.mark.parametrize(("code", "said"), LEFT.items())
@@ -77,8 +105,8 @@ def test_settings_in_a_dict_that_is_unpacked(migrated: Callable) -> None:
     found = migrated(
         code + 'a = TrainingArguments("o", **more)\nb = TrainingArguments("o", fsdp="full_shard", **common)\n'
     )
-    assert '"fsdp": "full_shard",\n    "lr": 1,\n    "fsdp_config": {"version": 2, ' in found.text
-    assert f'fsdp="full_shard", {TWO}True}}, **common)' in found.text.replace("\n", "").replace("    ", "")
+    assert f'"fsdp": "full_shard", "lr": 1, "fsdp_config": {TWO}False, {LOADING}}}' in flat(found.text)
+    assert f'fsdp="full_shard", fsdp_config={TWO}True, {LOADING}}}, **common)' in flat(found.text)
     assert not found.report.manual
 
 
@@ -104,9 +132,9 @@ def test_a_config_beside_the_code_is_migrated_with_it(tmp_path: Path) -> None:
     report = migrate.run([tmp_path], write=True)
     assert not report.manual and {one.path.name for one in report.changed} == {"ds.py", "fsdp.json"}
     assert (tmp_path / "fsdp.json").read_text() == (
-        '{\n    "transformer_layer_cls_to_wrap": ["B"],\n    "version": 2\n}\n'
+        '{\n    "transformer_layer_cls_to_wrap": ["B"],\n    "version": 2,\n    "cpu_ram_efficient_loading": true\n}\n'
     )
-    assert 'fsdp_config={"version": 2, "reshard_after_forward": True}' in (tmp_path / "ds.py").read_text()
+    assert f"fsdp_config={TWO}True, {LOADING}}}" in flat((tmp_path / "ds.py").read_text())
     assert not migrate.run([tmp_path]).changed
 
 
@@ -141,10 +169,6 @@ PLUGINS_LEFT = {
 }
 
 
-def flat(text: str) -> str:
-    return " ".join(text.split()).replace("( ", "(").replace(" )", ")").replace(",)", ")")
-
-
 @pytest.mark.parametrize(("given", "new"), PLUGINS.items())
 def test_plugins(given: str, new: str, migrated: Callable) -> None:
     found = migrated(PLUGIN + f"plugin = FullyShardedDataParallelPlugin({given})\n")
@@ -174,3 +198,14 @@ def test_a_deepspeed_plugin_is_reported_with_what_to_write(migrated: Callable) -
     [finding] = migrated(PLUGIN + f"plugin = {given}\n").report.manual
     for part in ("reshard_after_forward=True", "cpu_offload=True", "gradient_accumulation_steps=4", "1.0) before each"):
         assert part in finding.message
+
+
+@pytest.mark.slow
+def test_without_the_broadcast_the_losses_part(runner: Runner, tmp_path: Path) -> None:
+    """The control of the pair under DeepSpeed, whose ranks build other weights: the pair itself must not be able to."""
+    pytest.importorskip("deepspeed")
+    after = SCRIPTS / "trainer_arguments" / "deepspeed" / "after.py"
+    script = tmp_path / "train.py"
+    script.write_text(after.read_text().replace(f", {LOADING}", ""))
+    whole, control = (runner.run(path, cwd=tmp_path, timeout=150) for path in (after, script))
+    assert largest_difference(whole["losses"], control["losses"]) > 1e-2

@@ -51,10 +51,10 @@ YAML = {
     "### model\noutput_dir: o\nfsdp: shard_grad_op auto_wrap # x\nfsdp_config:\n"
     "  use_orig_params: true\n  xla: false\n":
         "### model\noutput_dir: o\nfsdp: full_shard auto_wrap # x\nfsdp_config:\n  version: 2\n"
-        "  reshard_after_forward: false\n  xla: false\n",
+        "  reshard_after_forward: false\n  cpu_ram_efficient_loading: true\n  xla: false\n",
     "output_dir: o\nfsdp:\n- full_shard\ndeepspeed: null\n":
         "output_dir: o\nfsdp:\n- full_shard\nfsdp_config:\n  version: 2\n  reshard_after_forward: true\n"
-        "deepspeed: null\n",
+        "  cpu_ram_efficient_loading: true\ndeepspeed: null\n",
     "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 2":
         "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_state_dict_type: FULL_STATE_DICT\n"
         "  fsdp_reshard_after_forward: false",
@@ -123,10 +123,11 @@ SHELL = {
         "  --fsdp_state_dict_type \"SHARDED_STATE_DICT\" \\\n  a.py  # go",
     "torchrun a.py --fsdp \"full_shard auto_wrap\" --fsdp_transformer_layer_cls_to_wrap 'L' --tf32 True":
         "torchrun a.py --fsdp \"full_shard auto_wrap\" --fsdp_config "
-        "'{\"version\": 2, \"reshard_after_forward\": true, \"transformer_layer_cls_to_wrap\": [\"L\"]}' --tf32 True",
+        "'{\"version\": 2, \"reshard_after_forward\": true, "
+        "\"cpu_ram_efficient_loading\": true, \"transformer_layer_cls_to_wrap\": [\"L\"]}' --tf32 True",
     "swift sft --fsdp 'shard_grad_op' --fsdp_config '{\"use_orig_params\": true, \"xla\": false}' && echo done":
         "swift sft --fsdp 'full_shard' --fsdp_config '{\"version\": 2, \"reshard_after_forward\": false, "
-        "\"xla\": false}' && echo done",
+        "\"cpu_ram_efficient_loading\": true, \"xla\": false}' && echo done",
 }  # fmt: skip
 SHELL_LEFT = {
     "accelerate launch --use_fsdp --fsdp_sharding_strategy NO_SHARD a.py": "--multi_gpu",
@@ -209,4 +210,5 @@ def test_transformers_takes_the_settings_as_fsdp2(given: dict[str, Any], tmp_pat
     [args] = HfArgumentParser(TrainingArguments).parse_dict({**json.loads(text), "use_cpu": True, "report_to": []})
     plugin = args.fsdp_plugin_args
     assert plugin["fsdp_version"] == 2 and plugin["reshard_after_forward"] is ("shard_grad_op" not in str(given))
+    assert plugin["cpu_ram_efficient_loading"] is True
     assert plugin.get("cpu_offload", False) is ("offload" in str(given))

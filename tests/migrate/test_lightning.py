@@ -61,6 +61,8 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+    kind = type(model._forward_module).__name__
+    assert "FSDP" in kind or "Sharded" in kind, kind
     record(losses, model._forward_module)
 
 

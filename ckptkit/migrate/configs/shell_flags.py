@@ -31,7 +31,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..grade import Grade
-from ..trainer_settings import GONE, LOCAL, NO_SHARD, RESHARDS, is_fsdp2, strategy_of, to_fsdp2
+from ..trainer_settings import GONE, LOCAL, NO_SHARD, RESHARDS, is_fsdp2, message_of, strategy_of, to_fsdp2
 from . import ConfigFile
 
 SOURCES = ("fsdp1",)
@@ -199,4 +199,4 @@ def _trainer(command: _Command) -> None:
         command.put(old, f"--fsdp_config {code}")
     else:
         command.follow(found, [f"--fsdp_config {code}"])
-    command.note(Grade.EXACT, "FSDP2 settings; every rank must build or load the same weights")
+    command.note(Grade.EXACT, message_of(settings))

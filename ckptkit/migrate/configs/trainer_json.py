@@ -8,7 +8,8 @@ Before::
 
 After::
 
-    {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": false}}
+    {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2,
+    "reshard_after_forward": false, "cpu_ram_efficient_loading": true}}
 
 In numbers: equal.
 
@@ -26,7 +27,7 @@ from typing import Any
 from .. import json_text
 from ..grade import Grade
 from ..json_text import Node, Splices
-from ..trainer_settings import GONE, is_fsdp2, plain_name, to_fsdp2
+from ..trainer_settings import GONE, is_fsdp2, message_of, plain_name, to_fsdp2
 from . import ConfigFile
 
 SOURCES = ("fsdp1", "deepspeed")
@@ -79,7 +80,7 @@ def convert(file: ConfigFile) -> str:
             splices.put(given.stop, given.stop, f'{_between(file.text, root)}"fsdp_config": {code}')
     else:
         _edit(splices, holder, found.put, found.drop)
-    file.note(Grade.EXACT, "FSDP2 settings", at='"fsdp"')
+    file.note(Grade.EXACT, message_of(found), at='"fsdp"')
     _say(file, found.drop, found.performance)
     return splices.applied()
 
@@ -92,10 +93,14 @@ def _alone(file: ConfigFile, root: Node, tree: dict[str, Any]) -> str:
         file.note(Grade.MANUAL, found)
         return file.text
     said = any(plain_name(key) == "reshard_after_forward" for key in tree)
-    put = found.put if said else {key: value for key, value in found.put.items() if plain_name(key) == "version"}
+    put = (
+        found.put
+        if said
+        else {key: value for key, value in found.put.items() if plain_name(key) != "reshard_after_forward"}
+    )
     splices = Splices(file.text)
     _edit(splices, root, put, found.drop)
-    file.note(Grade.EXACT, "FSDP2 settings")
+    file.note(Grade.EXACT, message_of(found))
     _say(file, found.drop, found.performance)
     return splices.applied()
 

@@ -40,7 +40,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from ..grade import Grade
-from ..trainer_settings import is_fsdp2, plain_name, to_fsdp2
+from ..trainer_settings import SAME_WEIGHTS, is_fsdp2, message_of, plain_name, to_fsdp2
 from ..yaml_lines import Lines, Tree, line_of, read
 from . import ConfigFile
 
@@ -91,7 +91,7 @@ def convert(file: ConfigFile) -> str:
         _axolotl(tree, config, edits, text, found.put, first)
     else:
         _transformers(tree, config, edits, found.fsdp, found.put, first)
-    file.note(Grade.EXACT, "FSDP2 settings; every rank must build or load the same weights", at="fsdp")
+    file.note(Grade.EXACT, SAME_WEIGHTS if is_axolotl else message_of(found), at="fsdp")
     for one in found.performance:
         file.note(Grade.PERFORMANCE, f"{one}: has no counterpart", at="fsdp")
     return edits.text()

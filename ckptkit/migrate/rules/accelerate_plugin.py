@@ -25,8 +25,8 @@ After::
     )
 
 In numbers: equal in fp32. buffer_dtype has no counterpart in a mixed precision; sizes of a size-based policy are
-counted otherwise (other groups, same numbers). Weights are not broadcast without `cpu_ram_efficient_loading`: every
-rank must build the same model.
+counted otherwise (other groups, same numbers). `sync_module_states=True` becomes `cpu_ram_efficient_loading=True`,
+which is what broadcasts rank 0's weights under FSDP2; without it every rank must build the same model, as before.
 
 Known limits: NO_SHARD is DDP and HYBRID_SHARD wants a `parallelism_config`: both are left, as are policies of other
 kinds. Settings that come from `accelerate launch` or its YAML are migrated there. FSDP2 wants the model and the
@@ -92,6 +92,9 @@ def _fsdp(draft: Draft, call: cst.Call) -> bool:
         if reason:
             draft.todo(call, reason)
             return False
+    sync = arguments.value("sync_module_states")
+    if sync is not None and draft.code(sync) == "True":
+        new["cpu_ram_efficient_loading"] = "True"  # what broadcasts rank 0's weights under FSDP2
     arguments.drop(gone)
     for name, code in new.items():
         arguments.put(name, code)

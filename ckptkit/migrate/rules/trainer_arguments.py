@@ -13,11 +13,15 @@ Before::
 
 After::
 
-    TrainingArguments("out", fsdp="full_shard auto_wrap", fsdp_config={"version": 2, "reshard_after_forward": False})
+    TrainingArguments(
+        "out",
+        fsdp="full_shard auto_wrap",
+        fsdp_config={"version": 2, "reshard_after_forward": False, "cpu_ram_efficient_loading": True},
+    )
 
 In numbers: equal in fp32. With `bf16=True` the output of the model is cast as well (accelerate 1.15
-`set_mixed_precision`). FSDP1 broadcast rank 0's weights with `sync_module_states`; under FSDP2 they are broadcast with
-`cpu_ram_efficient_loading` only: else every rank must build or load the same model, as `from_pretrained` does.
+`set_mixed_precision`). FSDP1 broadcast rank 0's weights unless `sync_module_states` was false; under FSDP2
+`cpu_ram_efficient_loading` does, which is therefore set.
 
 Known limits: no_shard and hybrid_shard are refused (the first is DDP, the second wants a `parallelism_config`), so is
 LOCAL_STATE_DICT. A value that is only known at run time gets a TODO, and so does a default in a class of your own that
@@ -38,7 +42,7 @@ from ..draft import Draft
 from ..ds_config import Unknown, config_of
 from ..entries import Entries
 from ..grade import Grade
-from ..trainer_settings import is_fsdp2, to_fsdp2
+from ..trainer_settings import LOADING, is_fsdp2, message_of, to_fsdp2
 from ..wraps import Value
 
 SOURCES = ("fsdp1", "deepspeed")
@@ -150,7 +154,7 @@ def _fsdp(draft: Draft, call: cst.Call, arguments: Entries) -> None:
         holder.write()
     arguments.write()
     low = next((name for name in ("bf16", "fp16") if _given(arguments, name)), "")
-    message = "FSDP2 settings; every rank must build or load the same weights"
+    message = message_of(found)
     if low:
         message += f"; with {low} the output is cast and buffers are not, the other way round than in FSDP1"
     draft.note(call, Grade.NUMERICS if low else Grade.EXACT, message)
@@ -215,7 +219,8 @@ def _deepspeed(draft: Draft, call: cst.Call, arguments: Entries) -> None:
     if stage not in (1, 2, 3):
         draft.todo(call, f"ZeRO stage {stage} is DDP: leave deepspeed out")
         return
-    settings: dict[str, Any] = {"version": 2, "reshard_after_forward": stage == 3}
+    # DeepSpeed broadcasts rank 0's weights when it starts.
+    settings: dict[str, Any] = {"version": 2, "reshard_after_forward": stage == 3, LOADING: True}
     devices = {str((zero.get(f"offload_{part}") or {}).get("device", "none")) for part in ("optimizer", "param")}
     if "nvme" in devices:
         draft.todo(call, "offload to nvme has no counterpart")
