@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import libcst as cst
@@ -15,6 +16,7 @@ from .draft import Draft
 from .edit import OverlapError
 from .files import found_files, is_small, worth_parsing
 from .flow import Flow
+from .grade import Finding, Grade
 from .module import Module
 from .plan import ShardPlan
 from .program import Program
@@ -73,7 +75,11 @@ def run(
     broken = {one.path for one in failures.values()}
     report.outcomes.extend(file.outcome() for file in files if file.finished and file.path not in broken)
     report.findings = [one for one in report.findings if one.path not in broken]
-    _convert(given, {rule.name for rule in active}, frozenset(SOURCES if source == "auto" else (source,)), report)
+    names = {rule.name for rule in active}
+    wanted_sources = frozenset(SOURCES if source == "auto" else (source,))
+    converters = [one for one in configs.converters() if one.name in names and wanted_sources & set(one.sources)]
+    _convert(given, converters, report)
+    _launch_cells([file for file in files if file.path not in broken], converters, report)
     report.outcomes.sort(key=lambda one: str(one.path))
     report.findings.sort()
     if write:
@@ -209,9 +215,24 @@ def _finish(draft: Draft, file: SourceFile, sources: frozenset[str], report: Rep
     report.commands.extend(line for line in draft.commands if line not in report.commands)
 
 
-def _convert(paths: list[Path], names: set[str], sources: frozenset[str], report: Report) -> None:
+def _launch_cells(files: list[SourceFile], active: list[configs.Converter], report: Report) -> None:
+    """Report what the shell lines of notebooks should become; they are not changed."""
+    for file in files:
+        for cell, first, text in file.notebook.shell_lines() if file.notebook else ():
+            found = configs.convert(file.path.with_suffix(".sh"), text.encode(), active)
+            if found is None:
+                continue
+            if found.after != found.before:
+                message = f"write: {' '.join(found.after.replace(chr(92), ' ').split())}"
+                one = Finding(file.path, first, 1, Grade.MANUAL, found.findings[0].rule, message, cell)
+                report.findings.append(one)
+                continue
+            for one in found.findings:
+                report.findings.append(replace(one, path=file.path, cell=cell, line=first + one.line - 1))
+
+
+def _convert(paths: list[Path], active: list[configs.Converter], report: Report) -> None:
     """Convert the configuration files beside the code."""
-    active = [one for one in configs.converters() if one.name in names and sources & set(one.sources)]
     for path in found_files(paths, configs.suffixes()):
         if path.suffix not in configs.suffixes() or not is_small(path):
             continue

@@ -55,6 +55,23 @@ class Notebook:
             found[path.joinpath(*below)] = _text([cell for cell in self.cells if cell.writes == name])
         return found
 
+    def shell_lines(self) -> list[tuple[int, int, str]]:
+        """(cell, line, text) of every command that a cell gives to the shell, in `!...` or a `%%bash` cell."""
+        found = []
+        for cell in self.cells:
+            lines = _LINE.findall(cell.source)
+            if lines[0].split()[:1] in (["%%bash"], ["%%sh"]):
+                found.append((cell.number, 2, "".join(lines[1:])))
+                continue
+            for index, line in enumerate(lines):
+                if line.lstrip().startswith("!"):
+                    last = index
+                    while lines[last].rstrip("\r\n").endswith("\\") and last + 1 < len(lines):
+                        last += 1
+                    command = "".join(lines[index : last + 1])
+                    found.append((cell.number, index + 1, command.lstrip().removeprefix("!")))
+        return found
+
     def edit(self, content: str) -> None:
         """Take over the cells of an edited text of one of the modules."""
         old = {cell.number: cell.source for cell in self.cells}

@@ -203,6 +203,20 @@ def test_a_file_that_a_cell_writes_is_a_module_of_the_program(notebook: Callable
     assert report.exit_code() == Exit.OK and {f.cell for f in report.findings} == {1, 2}
 
 
+def test_launch_lines_in_cells_are_reported_where_they_stand(notebook: Callable) -> None:
+    book = v4(
+        "import os\n!deepspeed --num_gpus 2 train.py --deepspeed \\\n  --lr 1\nx = 1",
+        "%%bash\nls\naccelerate launch --use_fsdp --fsdp_sharding_strategy 2 train.py",
+        "!accelerate launch --use_fsdp --fsdp_version 2 train.py",
+    )
+    text = json.dumps(book)
+    new, report = notebook(text)
+    assert new == text
+    assert [(one.cell, one.line, one.rule) for one in report.manual] == [(1, 2, "launch-lines"), (2, 2, "shell-flags")]
+    assert "torchrun --nproc_per_node=2 train.py --lr 1" in report.manual[0].message
+    assert "--fsdp_reshard_after_forward false" in report.manual[1].message
+
+
 def test_json_spans_agree_with_json() -> None:
     text = ' {"a": [1, -2.5e3, "x\\u00e9\\n", {}, [], true, null], "b": {"c": ""}, "a": NaN} '
     tree = json_text.parse(text)

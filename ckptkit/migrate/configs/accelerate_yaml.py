@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from ..grade import Grade
-from ..trainer_settings import GONE, LOCAL, RESHARDS, strategy_of
+from ..trainer_settings import GONE, LOCAL, RESHARDS, SAME_WEIGHTS, strategy_of
 from ..yaml_lines import Lines, Tree, line_of, plain, read
 from . import ConfigFile
 
@@ -102,6 +102,8 @@ def _from_fsdp1(file: ConfigFile, tree: Tree, edits: Lines) -> bool:
     if "SIZE" in str(config.get("fsdp_auto_wrap_policy", "")).upper():
         message = "accelerate counts the sizes of SIZE_BASED_WRAP otherwise under FSDP2: other groups, same numbers"
         file.note(Grade.PERFORMANCE, message, at="fsdp_auto_wrap_policy")
+    if str(config.get("fsdp_cpu_ram_efficient_loading", True)).lower() == "false":
+        file.note(Grade.EXACT, SAME_WEIGHTS, at="fsdp_cpu_ram_efficient_loading")
     file.note(Grade.EXACT, f"FSDP2; {strategy} becomes fsdp_reshard_after_forward: {plain(reshards)}", at=key)
     return True
 
