@@ -79,6 +79,15 @@ def _mentions(draft: Draft, pattern: re.Pattern[str]) -> bool:
     return any(pattern.search(module.text.masked) for module in draft.flow.program)
 
 
+def compiles(draft: Draft) -> bool:
+    """Whether the program wraps models by `torch.compile`, which puts `_orig_mod.` before the names of parameters."""
+    return any(
+        draft.flow.called(module, call) == "torch.compile"
+        for module in draft.flow.program
+        for call in module.every(cst.Call)
+    )
+
+
 def literal(draft: Draft, value: Value | None) -> bool | None:
     """The truth of an argument that is a constant here; None where only the run tells."""
     if value is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ckptkit.cli.main import main
-from harness import SCRIPTS, Runner
+from harness import SCRIPTS, RunError, Runner
 from test_pairs import assert_alike, largest_difference
 
 from ckptkit import migrate
@@ -38,7 +38,7 @@ def is_deepspeed(program: Path) -> bool:
     return "deepspeed" in text(program / "before")
 
 
-RESUMING = [program for program in PROGRAMS if "--resume" in text(program / "before")]
+RESUMING = [program for program in PROGRAMS if re.search(r"\bresume\b", text(program / "before"))]
 
 
 def run(runner: Runner, program: Path, side: str, cwd: Path, *args: str) -> dict:
@@ -118,3 +118,13 @@ def test_steps_that_a_unit_of_fsdp1_shared_must_be_parted(runner: Runner, tmp_pa
     assert path.read_text() != code
     control = run(runner, tmp_path, "control", tmp_path, "--resume", "old")
     assert largest_difference(rest["weights"], control["weights"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_an_optimizers_state_cannot_be_taken_of_what_an_evaluation_gathered(runner: Runner, tmp_path: Path) -> None:
+    code = (SCRIPTS.parent / "programs" / "ddp_classic" / "after" / "train.py").read_text()
+    bare = code.replace("resharded(model), optimizer", "model, optimizer")
+    assert bare != code
+    (tmp_path / "control.py").write_text(bare)
+    with pytest.raises(RunError, match="KeyError: 0"):
+        runner.run(tmp_path / "control.py", cwd=tmp_path, args=("--save", "new"))

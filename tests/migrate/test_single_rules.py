@@ -288,3 +288,17 @@ def test_buffers_are_broadcast_unless_batch_norm_is_surely_synchronised(
         f"{condition}model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\nmodel = DDP(model)\n"
     ).text
     assert ("register_forward_pre_hook(broadcast_buffers)" in text) == bool(condition), text
+
+
+def test_files_of_a_compiled_model_are_read_by_clean_names(migrated: Callable[..., Any]) -> None:
+    code = (
+        f"{FSDP_HEAD}model = torch.compile(FSDP(nn.Linear(4, 4), use_orig_params=True))\n"
+        "optimizer = torch.optim.Adam(model.parameters())\nsaved = torch.load('x.pt')\n"
+        "model.load_state_dict(saved['model'])\n"
+        "state = FSDP.optim_state_dict_to_load(model, optimizer, saved['optimizer'])\n"
+        "optimizer.load_state_dict(state)\n"
+    )
+    text = migrated(code).text
+    assert "uncompiled(saved['model'])" in text and "renamed(state)" in text, text
+    text = migrated(code.replace("torch.compile(FSDP", "(FSDP")).text
+    assert "uncompiled" not in text and "renamed" not in text, text

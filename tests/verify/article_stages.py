@@ -49,6 +49,34 @@ CHECKPOINT = """\
         fsdp_model.load_state_dict(cpu_state)
 """
 STAGES = ("basic", *CALLS, "checkpoint")
+# What the texts show and torch refuses: rank 0 alone loads, a policy is called, a dtype is no MixedPrecision.
+TOLD = {
+    "a_checkpoint": (
+        ("rank0_only=False)", "rank0_only=True)"),
+        (
+            '        cpu_state = torch.load("my_checkpoint.pt")\n',
+            '        if rank == 0:\n            cpu_state = torch.load("my_checkpoint.pt")\n'
+            "        else:\n            cpu_state = None\n",
+        ),
+    ),
+    "size_based": (
+        (
+            "partial(size_based_auto_wrap_policy, min_num_params=1000)",
+            "size_based_auto_wrap_policy(min_num_params=1000)",
+        ),
+        ("mixed_precision=MixedPrecision(param_dtype=torch.float16)", "mixed_precision=torch.float16"),
+    ),
+}
+# What the texts say about DDP in a sentence each: the size of its buckets, parameters that a step may not use.
+TUNED = (("device_ids=[local_rank]", "device_ids=[local_rank], bucket_cap_mb=50, find_unused_parameters=True"),)
+
+
+def changed(text: str, changes: tuple[tuple[str, str], ...]) -> str:
+    """A script with all of some changes."""
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
 
 
 def stage(name: str) -> str:

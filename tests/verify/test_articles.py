@@ -17,7 +17,7 @@ from ckptkit.errors import Exit
 from ckptkit.verify.script import ScriptOptions, _rewritten, verify_scripts
 from ckptkit.verify.script_launch import Launched, Script, run_script
 
-from .article_stages import ARTICLES, STAGES, stage
+from .article_stages import ARTICLES, STAGES, TOLD, TUNED, changed, stage
 from .breakages import breakage_for
 from .test_pairs import exit_code, findings
 from .warm_start import warm_start
@@ -87,6 +87,40 @@ def test_a_script_equals_its_migration_and_a_broken_one_does_not(folder: Path, n
     assert exit_code(caught) == Exit.FINDINGS, f"{breakage.name} is not seen"
     causes = {f.diagnosis.cause for f in caught if f.diagnosis}
     assert causes and causes <= set(breakage.causes), (breakage.name, [f.diagnosis for f in caught])
+
+
+def test_code_that_uses_fully_shard_already_is_left_alone(folder: Path) -> None:
+    report = migrate.run([folder / "fsdp2.py"])
+    assert not report.changed and not report.findings
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("CKPTKIT_ALL_PAIRS"), reason="CKPTKIT_ALL_PAIRS=1 runs all stages")
+@pytest.mark.parametrize("name", TOLD)
+def test_what_the_text_tells_and_torch_refuses_trains_once_migrated(folder: Path, name: str) -> None:
+    source = folder / f"{name}.py"
+    told = folder / "told.py"
+    told.write_text(changed(source.read_text(encoding="utf-8"), TOLD[name]), encoding="utf-8")
+    target, left = migrated(folder, "told")
+    assert left == 0
+    with warm_start():
+        before, refused, after = run(source, name), run(told, name), run(target, name)
+    assert not any(trace.steps for trace in refused.traces), "FSDP1 takes it: the stage may be told as it is"
+    found = findings(before, after)
+    assert [finding.comparison.verdict for finding in found] == ["equal", "equal"], found[0].diagnosis
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("CKPTKIT_ALL_PAIRS"), reason="CKPTKIT_ALL_PAIRS=1 runs all stages")
+def test_ddp_as_the_text_tunes_it_equals_its_migration(folder: Path) -> None:
+    tuned = folder / "tuned.py"
+    tuned.write_text(changed((folder / "ddp.py").read_text(encoding="utf-8"), TUNED), encoding="utf-8")
+    target, left = migrated(folder, "tuned")
+    assert left == 0 and "set_reduce_scatter_unused_params(True)" in target.read_text(encoding="utf-8")
+    with warm_start():
+        before, after = run(tuned, "ddp"), run(target, "ddp")
+    found = findings(before, after)
+    assert [finding.comparison.verdict for finding in found] == ["equal", "equal"], found[0].diagnosis
 
 
 @pytest.mark.slow

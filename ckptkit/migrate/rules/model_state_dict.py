@@ -26,6 +26,9 @@ taken out of their guards, or the function does more than assign above it, a TOD
 With DDP the names of `model.state_dict()` had the prefix `module.`; those of the sharded model have none. Loading
 takes old files as well.
 
+Programs that compile their models (`torch.compile(model)`) saved names with `_orig_mod.` in them; the state dicts of
+now have clean ones, and `uncompiled`, a function written into the file, takes old files as well.
+
 Known limits: FSDP2 knows no full state on the CPU of all ranks: offload_to_cpu=True without rank0_only stays on the
 device (performance). LOCAL_STATE_DICT has no counterpart: convert such files with `ckptkit convert`. Sharded
 checkpoints that torch.save wrote hold ShardedTensors; load them through torch.distributed.checkpoint.
@@ -40,6 +43,7 @@ import libcst as cst
 from ..draft import Draft
 from ..gather import gather, hoist, of_one_rank, report_guarded_callers
 from ..grade import Grade
+from ..models import compiles
 from ..names import FSDP
 from ..plan import Line
 from ..replicas import replicated
@@ -67,6 +71,9 @@ from ..wraps import Wrap
 SOURCES = ("fsdp1", "ddp")
 _TAKES_STATE = re.compile(r"(?:save|load)_(?:model|pretrained|state|checkpoint)$")
 
+UNCOMPILED = '''def uncompiled(state):
+    """A state dict without the prefix that torch.compile put before its names; files of now have none."""
+    return {name.replace("_orig_mod.", ""): value for name, value in state.items()}'''
 UNPREFIXED = '''def unprefixed(state):
     """A state dict without the prefix that DDP put before its names; files of now have none."""
     return {name.removeprefix("module."): value for name, value in state.items()}'''
@@ -185,6 +192,9 @@ def _loads(draft: Draft) -> None:
         strict = argument_of(call, ["state_dict", "strict"], "strict")
         if strict is not None and draft.code(strict) != "True":
             arguments.append(f"strict={draft.code(strict)}")
+        if kind.name == "FULL" and compiles(draft):
+            draft.helpers.setdefault("uncompiled", UNCOMPILED)
+            quoted = ("uncompiled(", *quoted, ")")
         if any(w.source == "ddp" for w in wraps) and _is_wrapper(draft, call.func.value):
             draft.helpers.setdefault("unprefixed", UNPREFIXED)
             quoted = ("unprefixed(", *quoted, ")")

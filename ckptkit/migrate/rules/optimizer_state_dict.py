@@ -40,7 +40,7 @@ import libcst as cst
 from ..draft import Draft
 from ..edit import Piece
 from ..grade import Grade
-from ..models import literal
+from ..models import compiles, literal
 from ..names import FSDP
 from ..origin import CALL
 from ..plan import Line
@@ -70,6 +70,16 @@ TO_LOAD = '''def optimizer_state_to_load(model, optimizer, state, **options):
     """Load an optimizer's state by parameter names; answers it as `optimizer.load_state_dict` takes it."""
     SET(model, optimizer, state, options=OPTIONS(**options))
     return optimizer.state_dict()'''
+RENAMED = '''def renamed(state):
+    """An optimizer state without the prefix that torch.compile put before its names; files of now have none."""
+    if not state:
+        return state
+    groups = [
+        {**group, "params": [name.replace("_orig_mod.", "") for name in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    values = {name.replace("_orig_mod.", ""): value for name, value in state["state"].items()}
+    return {"state": values, "param_groups": groups}'''
 OWN_STEPS = '''def own_steps(state):
     """An optimizer state that FSDP1 wrote, with a step for each parameter: those of one unit shared a tensor."""
     for values in state.get("state", {}).values():
@@ -221,12 +231,15 @@ def _loads(draft: Draft, converted: dict[int, tuple[cst.Call, str]]) -> dict[int
 
 
 def _owned(draft: Draft, state: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """A full state whose steps are nobody else's.
+    """A full state whose steps are nobody else's, by the names that parameters have without torch.compile.
 
     Without use_orig_params FSDP1 kept one step for a flat parameter, and wrote that tensor for each of its parameters
     (torch 2.13 torch/distributed/fsdp/_optim_utils.py, `_unflatten_optim_state`). torch.save keeps that they are one,
     and an optimizer that loads them counts the one up for each.
     """
+    if compiles(draft):
+        draft.helpers.setdefault("renamed", RENAMED)
+        state = ("renamed(", *state, ")")
     wraps = [wrap for wrap in draft.all_wraps if wrap.source == "fsdp1"]
     if all(literal(draft, wrap.args.get("use_orig_params")) is True for wrap in wraps):
         return state
