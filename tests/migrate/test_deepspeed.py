@@ -12,6 +12,8 @@ from harness import SCRIPTS, Runner
 from test_controls import edit, migrated_without
 from test_pairs import largest_difference
 
+from ckptkit import migrate
+
 SGD = '"optimizer": {"type": "SGD", "params": {"lr": 0.1}}'
 HEAD = "import argparse\nimport json\nimport deepspeed\n"
 
@@ -238,3 +240,61 @@ def test_a_config_of_its_function_speaks_of_the_run_in_the_callers_words(migrate
     assert not found.report.manual, found.report.manual
     assert "torch.optim.SGD(engine.parameters(), lr=args.lr * 2)" in found.text
     assert "accumulation_steps = args.steps\n" in found.text and "max_norm = args.clip\n" in found.text
+
+
+def test_what_else_a_config_says_is_named(migrated: Callable) -> None:
+    rest = '"steps_per_print": 10, "tensorboard": {"enabled": True}, "wandb": {"enabled": False}, "mine": 3'
+    found = migrated(
+        HEAD + f'engine, *_ = deepspeed.initialize(model=net, config={{"train_batch_size": 4, {SGD}, {rest}}})\n'
+    )
+    assert "deepspeed.initialize" not in found.text
+    assert {f.message.partition(":")[0] for f in found.report.manual} == {"tensorboard", "the config's mine"}
+    assert any("without meaning for FSDP2: steps_per_print, wandb" in f.message for f in found.report.findings)
+
+
+RESUME = (SCRIPTS.parent / "programs" / "deepspeed_resume" / "before" / "train.py").read_text()
+SCHEDULE = """"type": "WarmupDecayLR",
+        "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 3, "total_num_steps": 12, "warmup_type": "linear"},"""
+CYCLE = '{"cycle_min_lr": 0.001, "cycle_max_lr": 0.03, "cycle_first_step_size": 3, "decay_step_size": 1}'
+MICRO = '"train_micro_batch_size_per_gpu": 4'
+STEP = "        engine.step()\n"
+# Changes of one program that trains for real, and the number of ranks.
+ALIKE: dict[str, tuple[dict[str, str], int]] = {
+    "cosine": ({SCHEDULE: '"type": "WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_num_steps": 3}'}, 2),
+    "range test": ({SCHEDULE: '"type": "LRRangeTest", "params": {"lr_range_test_step_size": 3}'}, 2),
+    "one cycle": ({SCHEDULE: f'"type": "OneCycle", "params": {CYCLE}'}, 2),
+    "hpZ": ({'"stage": 2': '"stage": 3, "zero_hpz_partition_size": 2'}, 4),
+    "batch sizes": ({MICRO: '"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4'}, 2),
+    "no_sync": (
+        {
+            MICRO: MICRO + ', "gradient_accumulation_steps": 2',
+            '"stage": 2': '"stage": 1',
+            "        engine.backward(loss)\n": "        with engine.no_sync() if step % 2 == 0 else nullcontext():\n"
+            "            engine.backward(loss)\n",
+            "import argparse\n": "import argparse\nfrom contextlib import nullcontext\n",
+            STEP: "        if step % 2:\n            engine.step()\n",
+        },
+        2,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "world"), ALIKE.values(), ids=ALIKE)
+def test_a_program_trains_alike(changes: dict[str, str], world: int, runner: Runner, tmp_path: Path) -> None:
+    text = RESUME
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    old, new = tmp_path / "old.py", tmp_path / "train.py"
+    old.write_text(text)
+    new.write_text(text)
+    report = migrate.run([new], write=True)
+    assert not report.manual, report.manual
+    before, after = (runner.run(path, cwd=tmp_path, world=world, timeout=120) for path in (old, new))
+    assert largest_difference(before, after) <= 1e-5
+    if "scheduler" not in text or SCHEDULE in text:
+        return
+    late = tmp_path / "late.py"  # the control: no update of the schedule
+    late.write_text(new.read_text().replace("scheduler.step()", "pass"))
+    assert largest_difference(before["losses"], runner.run(late, cwd=tmp_path, world=world)["losses"]) > 1e-4

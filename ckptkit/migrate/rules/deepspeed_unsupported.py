@@ -11,7 +11,10 @@ Before and after: equal, with a TODO that names each reason.
 
 In numbers: nothing changes.
 
-Known limits: what the config says in keys that neither DeepSpeed 0.19.8 nor this page knows is reported as dropped.
+A config's monitors (tensorboard, wandb, comet, csv_monitor) are left with a TODO: the engine wrote its metrics there.
+Keys that tune DeepSpeed's own printing, profiling and kernels are named as without meaning.
+
+Known limits: keys that neither DeepSpeed 0.19.8 nor this page knows are left with a TODO as well.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import libcst as cst
 from ..draft import Draft
 from ..ds_config import Tree, Unknown, entry
 from ..ds_setup import constant, setup_of
+from ..grade import Grade
 from ..schedules import PORTS
 from ..wraps import Wrap
 
@@ -55,6 +59,18 @@ _SECTIONS = {
     "zero_optimization.zero_quantized_gradients": "quantized gradients (ZeRO++) are DeepSpeed's own",
 }
 _OPTIMIZERS = ("adam", "adamw", "adagrad")
+_READ = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 "
+    "bfloat16 data_types communication_data_type gradient_clipping zero_optimization dataloader_drop_last "
+    "managed_gradient_accumulation".split()
+)
+_MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor")
+_IDLE = frozenset(  # deepspeed 0.19.8 runtime/config.py: printing, profiling, kernels, storage of its own files
+    "steps_per_print wall_clock_breakdown memory_breakdown dump_state comms_logger flops_profiler aio checkpoint "
+    "nebula activation_checkpointing zero_allow_untested_optimizer zero_force_ds_cpu_optimizer compile "
+    "disable_allgather use_data_before_expert_parallelism data_parallel_size use_node_local_storage load_universal_checkpoint "
+    "graph_harvesting timers monitor_config weight_quantization checkpoint_parallel_write_pipeline".split()
+)
 _ARGUMENTS = {
     "mpu": "a model parallelism unit: build the mesh with init_device_mesh",
     "mesh_param": "a mesh of data and sequence parallelism: build it with init_device_mesh",
@@ -83,6 +99,25 @@ def plan(draft: Draft, wrap: Wrap) -> None:
         return
     for reason in dict.fromkeys(_reasons(setup.tree)):
         wrap.plan.refuse("deepspeed-unsupported", reason)
+    if not wrap.plan.refused:
+        _left(draft, wrap, setup.tree)
+
+
+def _left(draft: Draft, wrap: Wrap, tree: Tree) -> None:
+    """Say what a config holds besides what is carried over."""
+    sections = {path.partition(".")[0] for path in _SECTIONS}
+    idle, unknown = [], []
+    for key in tree:
+        if key in _MONITORS and _is_on(tree[key]):
+            draft.todo(wrap.call, f"{key}: DeepSpeed's engine wrote its metrics there; log them in the training loop")
+        elif key in _IDLE or key in _MONITORS:
+            idle.append(key)
+        elif key not in _READ and key not in sections:
+            unknown.append(key)
+    if idle:
+        draft.note(wrap.call, Grade.PERFORMANCE, f"without meaning for FSDP2: {', '.join(sorted(idle))}")
+    if unknown:
+        draft.todo(wrap.call, f"the config's {', '.join(sorted(unknown))}: nothing here knows what this does")
 
 
 def _public(name: str) -> str:
