@@ -288,3 +288,14 @@ def test_the_norm_of_a_model_that_may_be_plain_is_asked_what_it_is(wrapped: str,
     text = migrated("import torch\n" + HEAD + textwrap.dedent(code)).text
     (line,) = [line for line in text.splitlines() if "clip_grad_norm_" in line]
     assert norm in line and line.count("whole(") + line.count(".full_tensor()") == 1
+
+
+def test_another_name_of_the_scaler_stays_one(migrated: Callable) -> None:
+    found = migrated(
+        """
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        ShardedGradScaler = ShardedGradScaler
+        """
+    )
+    assert "ShardedGradScaler = torch.amp.GradScaler" in found.text and not found.report.manual

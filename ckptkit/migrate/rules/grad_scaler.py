@@ -35,7 +35,9 @@ def rewrite(draft: Draft) -> None:
     for node in draft.module.every(cst.Name, cst.Attribute):
         if isinstance(draft.module.parent(node), cst.Attribute) or draft.name(node) != SCALER:
             continue
-        if not draft.module.skips(node) and (is_annotation(draft, node) or is_check(draft, node)):
+        holder = draft.module.parent(node)
+        names_it = isinstance(holder, cst.Assign) and holder.value is node  # `Scaler = ShardedGradScaler`
+        if not draft.module.skips(node) and (names_it or is_annotation(draft, node) or is_check(draft, node)):
             draft.replace(node, f"{draft.need_module('torch')}.amp.GradScaler")
             draft.note(node, Grade.EXACT, "the type of the scaler is torch.amp.GradScaler")
     for call in draft.calls(SCALER):
