@@ -252,3 +252,11 @@ def test_the_rank_within_a_node_is_a_guard(migrated: Callable) -> None:
     )
     text = migrated(code).text
     assert text.index("get_model_state_dict(model") < text.index("if not many")
+
+
+def test_parameters_that_a_hook_of_the_program_reduced_are_said(migrated: Callable) -> None:
+    found = migrated(
+        IMPORT + "model = DDP(net, delay_all_reduce_named_params=[('w', net.w)], param_to_hook_all_reduce=net.w)\n"
+    )
+    assert "fully_shard(net)" in found.text
+    assert {f.rule for f in found.report.manual} == {"ddp-retired-arguments"} and len(found.report.manual) == 2
