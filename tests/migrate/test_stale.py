@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from ckptkit.migrate import engine
 from ckptkit.migrate.state import asks_each_node, is_rank_test
 
 STALE = {
@@ -290,12 +292,11 @@ def test_the_norm_of_a_model_that_may_be_plain_is_asked_what_it_is(wrapped: str,
     assert norm in line and line.count("whole(") + line.count(".full_tensor()") == 1
 
 
-def test_another_name_of_the_scaler_stays_one(migrated: Callable) -> None:
-    found = migrated(
-        """
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-        ShardedGradScaler = ShardedGradScaler
-        """
+def test_another_name_of_the_scaler_becomes_one_of_its_heir(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(
+        "from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n\nScaler = ShardedGradScaler\n"
     )
-    assert "ShardedGradScaler = torch.amp.GradScaler" in found.text and not found.report.manual
+    (tmp_path / "train.py").write_text("from tools import Scaler\n\nscaler = Scaler()\n")
+    report = engine.run([str(tmp_path)], write=True)
+    assert "Scaler = torch.amp.GradScaler" in (tmp_path / "tools.py").read_text()
+    assert not report.manual and not engine.run([str(tmp_path)]).changed
