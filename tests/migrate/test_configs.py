@@ -157,3 +157,16 @@ def test_files_of_other_kinds_are_left(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     report = migrate.run([tmp_path])
     assert not report.outcomes and not report.findings
+
+
+@pytest.mark.parametrize(
+    "unused", ["fsdp_config: {}\n", "fsdp_config:\n  fsdp_sharding_strategy: 1\n  fsdp_offload_params: false\n"]
+)
+def test_an_unused_section_does_not_stay_beside_the_new_one(unused: str, tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(f"deepspeed_config:\n  zero_stage: 3\ndistributed_type: DEEPSPEED\n{unused}num_processes: 2\n")
+    report = migrate.run([path], write=True)
+    text = path.read_text()
+    assert report.changed and text.count("fsdp_config:") == 1 and "fsdp_version: 2" in text and "{}" not in text
+    assert "sharding_strategy" not in text and text.endswith("num_processes: 2\n")
+    assert not migrate.run([path]).changed

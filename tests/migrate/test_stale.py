@@ -300,3 +300,26 @@ def test_another_name_of_the_scaler_becomes_one_of_its_heir(tmp_path: Path) -> N
     report = engine.run([str(tmp_path)], write=True)
     assert "Scaler = torch.amp.GradScaler" in (tmp_path / "tools.py").read_text()
     assert not report.manual and not engine.run([str(tmp_path)]).changed
+
+
+def test_a_loop_that_unwraps_ends(migrated: Callable) -> None:
+    code = """
+        def first(model):
+            while isinstance(model, DDP):
+                model = model.module
+            return model
+        def second(model):
+            while hasattr(model, "module"):
+                model = model.module
+            return model
+        def third(model):
+            while isinstance(model, (DDP, Half)):
+                model = model.module
+            return model
+        def main(net):
+            net = DDP(net)
+            return first(net), second(net), third(net)
+        """
+    found = migrated("from half import Half\n" + HEAD + textwrap.dedent(code))
+    assert "while isinstance(model, FSDPModule):" not in found.text and "model = model\n" not in found.text
+    assert [f.rule for f in found.report.manual] == ["wrapped-module"]

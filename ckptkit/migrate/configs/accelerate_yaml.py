@@ -163,6 +163,9 @@ def _from_deepspeed(file: ConfigFile, tree: Tree, edits: Lines) -> bool:
         },
     )
     edits.dropped |= {line_of(config, key) for key in config}
+    if "fsdp_config" in tree:  # `accelerate config` writes the sections that it does not use, too, as `{}`
+        unused = tree["fsdp_config"]
+        edits.dropped |= {line_of(unused, key) for key in unused or ()} | {line_of(tree, "fsdp_config")}
     edits.put(line_of(tree, "deepspeed_config"), "fsdp_config")
     edits.put(line_of(tree, "distributed_type"), "distributed_type", "FSDP")
     file.note(Grade.EXACT, f"ZeRO stage {stage} becomes FSDP2", at="deepspeed_config")
