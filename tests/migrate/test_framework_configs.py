@@ -153,7 +153,10 @@ def test_flags_that_are_refused(line: str, said: str, tmp_path: Path) -> None:
     assert [(one.line, said in one.message) for one in report.manual] == [(2, True)], report.manual
 
 
-@pytest.mark.parametrize("line", ["accelerate launch --use_fsdp --fsdp_version 2 a.py", "ls --fsdp", "echo fsdp"])
+@pytest.mark.parametrize(
+    "line",
+    ["accelerate launch --use_fsdp --fsdp_version 2 a.py", "ls --fsdp", "echo '--use_fsdp;'", "a --no--use_fsdp"],
+)
 def test_flags_that_are_none_of_ours(line: str, tmp_path: Path) -> None:
     text, report = converted(tmp_path, "run.sh", f"{line}\n")
     assert text == f"{line}\n" or "ls" in line

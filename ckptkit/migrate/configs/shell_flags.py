@@ -122,7 +122,8 @@ class _Command:
 
 
 def _accelerate(command: _Command) -> None:
-    if command.value("fsdp_version") == "2":
+    start = command.flag("use_fsdp")
+    if start is None or command.value("fsdp_version") == "2":
         return
     given = command.value("fsdp_sharding_strategy") or command.value("fsdp_reshard_after_forward") or "FULL_SHARD"
     strategy = strategy_of(given)
@@ -138,8 +139,6 @@ def _accelerate(command: _Command) -> None:
     if reason:
         command.note(Grade.MANUAL, reason)
         return
-    start = command.flag("use_fsdp")
-    assert start is not None
     new = []
     reshards = f"--fsdp_reshard_after_forward {str(RESHARDS[strategy]).lower()}"
     old = command.flag("fsdp_sharding_strategy") or command.flag("fsdp_reshard_after_forward")
@@ -162,7 +161,6 @@ def _accelerate(command: _Command) -> None:
 
 def _trainer(command: _Command) -> None:
     found, words = command.flag("fsdp"), command.value("fsdp")
-    assert words is not None or found is None
     if found is None or words is None or words == "":
         return
     words = "full_shard auto_wrap" if words.lower() in _TRUE else words
