@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness import SCRIPTS, Runner
 from test_controls import difference
+from test_pairs import largest_difference
 
 HEAD = """
 import contextlib
@@ -207,3 +208,19 @@ def test_attributes_of_the_program_stay(rewritten: Callable) -> None:
 def test_the_value_of_apply_is_announced(migrated: Callable) -> None:
     found = migrated(HEAD + "model = FSDP(model)\nmodel = model.apply(init)\n")
     assert "numerics" in found.grades and "model = model.apply(init)" in found.text
+
+
+@pytest.mark.slow
+def test_a_pair_of_groups_on_four_ranks(runner: Runner, tmp_path: Path) -> None:
+    pair = SCRIPTS / "process_group" / "pair"
+    before, after = (runner.run(pair / f"{name}.py", cwd=tmp_path, world=4) for name in ("before", "after"))
+    # On four ranks two replicas of two shards are averaged in another order.
+    assert largest_difference(before, after) < 1e-6
+    code = (pair / "after.py").read_text()
+    # Without the replicate dimension each row of ranks trains on its own.
+    unpack, alone = "shard, replicate = groups\n", "return DeviceMesh.from_group(groups[0], device_type)\n"
+    apart = code.replace(unpack, alone)
+    assert apart != code
+    script = tmp_path / "apart.py"
+    script.write_text(apart)
+    assert largest_difference(before, runner.run(script, cwd=tmp_path, world=4)) > 1e-3
