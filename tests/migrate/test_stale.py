@@ -323,3 +323,25 @@ def test_a_loop_that_unwraps_ends(migrated: Callable) -> None:
     found = migrated("from half import Half\n" + HEAD + textwrap.dedent(code))
     assert "while isinstance(model, FSDPModule):" not in found.text and "model = model\n" not in found.text
     assert [f.rule for f in found.report.manual] == ["wrapped-module"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("torch.save(net.module.head.state_dict(), path)", True),
+        ("torch.save({k: getattr(net.module, k).state_dict() for k in keys}, path)", True),
+        ("net.module.layers[0].load_state_dict(torch.load(path))", True),
+        ("net.module.save_pretrained(path)", True),
+        ("net.module.save_pretrained(path, state_dict=state)", False),
+        ("torch.save(net.module.state_dict(), path)", False),
+        ("torch.save(schedule.state_dict(), path)", False),
+    ],
+)
+def test_the_state_of_a_part_is_said(line: str, said: bool, migrated: Callable) -> None:
+    code = f"""
+        def main(net, path, keys, state, schedule):
+            net = DDP(net)
+            {line}
+        """
+    found = migrated("import torch\n" + HEAD + textwrap.dedent(code))
+    assert bool([f for f in found.report.manual if f.rule == "model-state-dict"]) is said

@@ -81,6 +81,7 @@ UNPREFIXED = '''def unprefixed(state):
 
 def rewrite(draft: Draft) -> None:
     """Rewrite contexts, saving and loading."""
+    _parts(draft)
     _saves(draft)
     _loads(draft)
     _contexts(draft)
@@ -116,6 +117,36 @@ def _in_context_that_stays(draft: Draft, call: cst.Call) -> bool:
         if inside and (model is None or not draft.is_migrated(model)):
             return True
     return False
+
+
+def _parts(draft: Draft) -> None:
+    """Leave a TODO where the state of a part of a sharded model is asked for, and where transformers writes it."""
+    for call in draft.module.every(cst.Call):
+        func = call.func
+        if not isinstance(func, cst.Attribute) or draft.module.skips(call):
+            continue
+        given = {argument.keyword.value for argument in call.args if argument.keyword is not None}
+        writes = func.attr.value in ("save_pretrained", "push_to_hub") and "state_dict" not in given
+        if func.attr.value in ("state_dict", "load_state_dict"):
+            unknown = all(origin.name == "builtins.getattr" for origin in draft.origins(func.value))
+            if unknown and _is_part(draft, func.value):
+                draft.todo(call, "a part of a sharded model holds shards: use get_/set_model_state_dict on all ranks")
+        elif writes and draft.wraps_of(func.value, *SOURCES):
+            draft.todo(call, f"{func.attr.value} would write shards: give it state_dict=get_model_state_dict(...)")
+
+
+def _is_part(draft: Draft, node: cst.BaseExpression) -> bool:
+    """Whether an expression is `model.part`, `model.parts[0]` or `getattr(model, name)` of a sharded model."""
+    at = node
+    while True:
+        if isinstance(at, (cst.Attribute, cst.Subscript)):
+            at = at.value
+        elif isinstance(at, cst.Call) and draft.name(at.func) == "builtins.getattr" and at.args:
+            at = at.args[0].value
+        else:
+            return False
+        if draft.wraps_of(at, *SOURCES):
+            return True
 
 
 def _saves(draft: Draft) -> None:
