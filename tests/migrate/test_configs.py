@@ -170,3 +170,18 @@ def test_an_unused_section_does_not_stay_beside_the_new_one(unused: str, tmp_pat
     assert report.changed and text.count("fsdp_config:") == 1 and "fsdp_version: 2" in text and "{}" not in text
     assert "sharding_strategy" not in text and text.endswith("num_processes: 2\n")
     assert not migrate.run([path]).changed
+
+
+@pytest.mark.parametrize(
+    ("line", "trainers"),
+    [
+        ("torchrun train.py --fsdp --fsdp-amp", False),
+        ("torchrun train.py --fsdp yes", False),
+        ("torchrun train.py --fsdp my_mode", False),
+        ("torchrun train.py --fsdp true --output_dir out", True),
+        ('torchrun train.py --fsdp "full_shard auto_wrap"', True),
+    ],
+)
+def test_a_flag_of_that_name_need_not_be_the_trainers(line: str, trainers: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(line + "\n")
+    assert bool(migrate.run([tmp_path]).changed) is trainers

@@ -41,6 +41,9 @@ _COMMAND = re.compile(r"(?:[^\n\\]|\\.|\\\n)+")
 _SPACE = r"(?:[ \t]|\\\n)"
 _VALUE = r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?!-)(?:[^\s\\]|\\[^\n])+"
 _TRUE = ("true", "1", "yes")
+# transformers' `FSDPOption`, and flags that scripts with its TrainingArguments are given
+_OPTIONS = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload", "auto_wrap"}
+_TRAINERS = re.compile(r"--(?:output_dir|per_device_train_batch_size|model_name_or_path)\b")
 
 
 def claims(text: str) -> bool:
@@ -163,7 +166,11 @@ def _trainer(command: _Command) -> None:
     found, words = command.flag("fsdp"), command.value("fsdp")
     if found is None or words is None or words == "":
         return
+    if words.lower() in _TRUE and not _TRAINERS.search(command.line):
+        return  # a switch of that name in a script of its own
     words = "full_shard auto_wrap" if words.lower() in _TRUE else words
+    if "$" not in words and not set(words.replace(",", " ").split()) <= _OPTIONS:
+        return
     given = command.value("fsdp_config")
     inline = given is not None and given.lstrip().startswith("{")
     if "$" in words or (given and "$" in given):
