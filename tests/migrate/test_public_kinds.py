@@ -1,4 +1,4 @@
-"""What is taken from a model before it is sharded: optimizers, lists of parameters and copies are left to a person."""
+"""Kinds of failure that public training programs showed, each as a small program in words of our own."""
 
 from __future__ import annotations
 
