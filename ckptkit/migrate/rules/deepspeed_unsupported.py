@@ -69,7 +69,8 @@ _IDLE = frozenset(  # deepspeed 0.19.8 runtime/config.py: printing, profiling, k
     "steps_per_print wall_clock_breakdown memory_breakdown dump_state comms_logger flops_profiler aio checkpoint "
     "nebula activation_checkpointing zero_allow_untested_optimizer zero_force_ds_cpu_optimizer compile "
     "disable_allgather use_data_before_expert_parallelism data_parallel_size use_node_local_storage "
-    "load_universal_checkpoint graph_harvesting timers monitor_config weight_quantization checkpoint_parallel_write_pipeline".split()
+    "load_universal_checkpoint graph_harvesting timers monitor_config weight_quantization "
+    "checkpoint_parallel_write_pipeline".split()
 )
 _ARGUMENTS = {
     "mpu": "a model parallelism unit: build the mesh with init_device_mesh",
