@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SCRIPTS, Runner
+from harness import SCRIPTS, RunError, Runner
 from test_controls import edit, migrated_without
 from test_pairs import largest_difference
 
@@ -298,3 +298,27 @@ def test_a_program_trains_alike(changes: dict[str, str], world: int, runner: Run
     late = tmp_path / "late.py"  # the control: no update of the schedule
     late.write_text(new.read_text().replace("scheduler.step()", "pass"))
     assert largest_difference(before["losses"], runner.run(late, cwd=tmp_path, world=world)["losses"]) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "old", "new"),
+    [
+        ("deepspeed_gathered", "    put_back(engine.head.bias, whole_bias, 0)\n", ""),
+        ("deepspeed_gathered", "parameter.detach().full_tensor()", "parameter.detach().to_local()"),
+        ("deepspeed_gathered", "if dist.get_rank() == 0 else {}", "if False else {}"),
+        ("deepspeed_runtime", "torch.manual_seed(seed % 2**63)", "torch.manual_seed(1)"),
+        ("deepspeed_accelerator", "engine.parameters(), 0.5)", "engine.parameters(), 1.0)"),
+    ],
+    ids=["not put back", "a shard read", "weights not loaded", "another seed", "another clipping"],
+)
+def test_what_is_left_out_around_the_engine_is_seen(
+    pair: str, old: str, new: str, runner: Runner, originals: Callable, tmp_path: Path
+) -> None:
+    script = tmp_path / "control.py"
+    script.write_text(edit(pair, lambda text: text.replace(old, new)))
+    try:
+        found = runner.run(script, cwd=tmp_path)
+    except RunError:
+        return
+    assert largest_difference(originals(pair), found) > 1e-4
