@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from .around import around
+from .cpu_cuda import WORLD
 from .cpu_tensors import on_cpu, replace_everywhere
 
 CPU = torch.device("cpu")
@@ -125,11 +127,14 @@ def _ddp() -> None:
 
 
 def _fsdp1() -> None:
-    """FSDP1 runs on CPU when it is given the device; three of its options do not (torch 2.13).
+    """FSDP1 runs on CPU when it is given the device; four of its options do not (torch 2.13).
 
     `sync_module_states` is refused and therefore done here; CPU offload pins memory; state dict configurations with
-    `offload_to_cpu=True` crash or give wrong values, and there is nothing to offload.
+    `offload_to_cpu=True` crash or give wrong values, and there is nothing to offload. HYBRID_SHARD shards within a node
+    of `torch.cpu.device_count()` devices, which is one: it turns itself into NO_SHARD within one rank and never reduces
+    a gradient over the others. A node has here as many devices as ranks.
     """
+    torch.cpu.device_count = lambda: int(os.environ.get(WORLD, "1"))
 
     signature = inspect.signature(fsdp.FullyShardedDataParallel.__init__)
 

@@ -32,6 +32,7 @@ CALLS = {
     "cpu_offload": (WRAP, MIXED, "cpu_offload=CPUOffload(offload_params=True)", DEVICE),
     "full_shard": (WRAP, MIXED, "sharding_strategy=ShardingStrategy.FULL_SHARD", DEVICE),
     "shard_grad_op": (WRAP, "sharding_strategy=ShardingStrategy.SHARD_GRAD_OP", DEVICE),
+    "hybrid_shard": (WRAP, "sharding_strategy=ShardingStrategy.HYBRID_SHARD", DEVICE),
     "no_shard": (WRAP, "sharding_strategy=ShardingStrategy.NO_SHARD", DEVICE),
 }
 # Saved by rank 0 and loaded back before the loop, so that the weights that train went through the file. Every rank

@@ -25,7 +25,7 @@ from .warm_start import warm_start
 STEPS = 4
 WHOLE = ("ddp", "size_based", "deepspeed_json")
 NAMES = (*WHOLE, *(f"a_{name}" for name in STAGES))
-CHOSEN = ("ddp", "a_checkpoint")
+CHOSEN = ("ddp", "a_checkpoint", "a_hybrid_shard")
 OPTIONS = ScriptOptions(steps=STEPS, device="cpu", timeout=180)
 
 
