@@ -65,7 +65,7 @@ class Program:
             wanted = [base.joinpath(*parts).with_suffix(".py") if parts else base / "__init__.py"]
             wanted.append(base.joinpath(*parts, "__init__.py"))
             return next((path for path in wanted if path in self.modules or path in self.unread), None)
-        if not parts:
+        if not parts or parts[0] in ("torch", "deepspeed"):  # a folder `deepspeed` of the program is not what is meant
             return None
         tails = ((*parts[:-1], parts[-1] + ".py"), (*parts, "__init__.py"))
         known = self._by_name.get(parts[-1], ())

@@ -77,3 +77,10 @@ def test_a_file_is_not_the_package_of_its_name(tmp_path: Path) -> None:
         "import deepspeed\nengine, *_ = deepspeed.initialize(model=net, config=config)\n"
     )
     assert [one.rule for one in engine.run([str(tmp_path)]).manual] != []
+
+
+def test_a_folder_called_deepspeed_is_not_the_package(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("")
+    (tmp_path / "train.py").write_text("import deepspeed as ds\nprint(ds.PipelineEngine)\n")
+    assert [one.line for one in engine.run([str(tmp_path)]).manual] == [2]
