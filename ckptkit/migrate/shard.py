@@ -309,7 +309,9 @@ def _call(
     for argument in arguments:
         first, last = argument[0], argument[-1]
         long = base + len(indent) + len(step) + _width(argument) > WIDTH + 8
-        if long and isinstance(first, str) and isinstance(last, str) and "(" in first and last.endswith(")"):
+        if any("\n" in piece for piece in argument if isinstance(piece, str)):  # broken already: one level deeper
+            argument = tuple(piece.replace("\n", inner) if isinstance(piece, str) else piece for piece in argument)
+        elif long and isinstance(first, str) and isinstance(last, str) and "(" in first and last.endswith(")"):
             at = first.index("(") + 1
             body: Line = (first[at:], *argument[1:-1], last[:-1]) if len(argument) > 1 else (first[at:-1],)
             argument = (first[:at], f"{inner}{step}", *body, f"{inner})")

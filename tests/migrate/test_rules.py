@@ -34,6 +34,7 @@ def rewritten(migrated: Callable) -> Callable[..., str]:
 
 def test_hybrid_shards_within_a_node(rewritten: Callable) -> None:
     text = rewritten("model = FSDP(model, sharding_strategy=ShardingStrategy.HYBRID_SHARD)\n")
+    assert '    mesh=init_device_mesh(\n        "' in text and "\n    ),\n)\n" in text  # broken as ruff would
     assert "(dist.get_world_size() // torch.cuda.device_count(), torch.cuda.device_count())" in text
     assert 'mesh_dim_names=("replicate", "shard")' in text and "reshard_after_forward" not in text
     text = rewritten("model = FSDP(model, sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)\n")
