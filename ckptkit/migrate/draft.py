@@ -18,6 +18,7 @@ from .module import Module
 from .names import PASS_CALLS
 from .origin import CALL, INSTANCE, Origins
 from .plan import Line
+from .quotes import requoted
 from .reflow import LIMIT
 from .wraps import Wrap
 
@@ -138,7 +139,7 @@ class Draft:
 
     def replace(self, node: cst.CSTNode, *pieces: Piece) -> bool:
         """Replace a node (its parentheses stay). False when another rule has already replaced exactly this node."""
-        return self.replace_span(self.module.span(node), *pieces)
+        return self.replace_span(self.module.span(node), *requoted(self.module, node, pieces))
 
     def replace_span(self, span: Span, *pieces: Piece) -> bool:
         """Replace some characters. False when another edit has already replaced exactly these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -207,12 +208,22 @@ def _finish(draft: Draft, file: SourceFile, sources: frozenset[str], report: Rep
     new = blank.closed(old, draft.rendering().whole())
     if new != old:
         plain = file.parsed_as(new)
-        cst.parse_module(plain)  # what does not parse is a bug of ours, never a file on disk
+        _parse(draft.module.text.masked, plain)
         new = reflow(old, new, plain, draft.module.step())
         file.take(old, new, draft.module.text.encoding)
     file.finished = True
     report.findings.extend(file.located(finding, old) for finding in draft.findings)
     report.commands.extend(line for line in draft.commands if line not in report.commands)
+
+
+def _parse(old: str, new: str) -> None:
+    """What does not parse is a bug of ours, never a file on disk: LibCST knows newer syntax than this Python may."""
+    cst.parse_module(new)
+    try:
+        ast.parse(old)
+    except SyntaxError:
+        return
+    ast.parse(new)
 
 
 def _launch_cells(files: list[SourceFile], active: list[configs.Converter], report: Report) -> None:

@@ -7,6 +7,7 @@ import libcst as cst
 from .draft import Draft
 from .early_return import gather_and_leave, guarded
 from .grade import Grade
+from .left_early import conditions, decorated, in_expression, left_before
 from .plan import Line
 from .state import asks_each_node, is_rank_test, rank_guard
 from .syntax import assigned_names
@@ -19,6 +20,21 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     if test:
         gather_and_leave(draft, call, test, pieces, name)
         draft.note(call, Grade.EXACT, f"{message}: all ranks call this, and those that do not write leave after it")
+        return
+    leave = left_before(draft, call) if guard is None else None
+    if leave is not None:
+        _gather_above(draft, call, leave, pieces, name, message)
+        return
+    if guard is None and decorated(draft, call):
+        draft.replace(call, *pieces)
+        draft.todo(call, "all ranks must run this, and the decorator lets one: gather the state where all call it")
+        return
+    if guard is None and in_expression(draft, call) is not None:
+        name = draft.fresh(name, f"full_{name}")
+        draft.replace(call, name)
+        draft.before(draft.module.statement(call), (f"{name} = ", *pieces))
+        draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands before what one rank evaluates")
+        report_guarded_callers(draft, call)
         return
     if guard is None:
         draft.replace(call, *pieces)
@@ -39,12 +55,28 @@ def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) 
     report_guarded_callers(draft, call)
 
 
+def _gather_above(draft: Draft, call: cst.Call, leave: cst.If, pieces: Line, name: str, message: str) -> None:
+    """Make a state dict above the line at which the other ranks leave the function."""
+    asked = conditions(draft, leave, call)
+    if asked is None:
+        draft.replace(call, *pieces)
+        draft.todo(call, "all ranks must run this, and others leave above: gather the state before they do")
+        return
+    name = draft.fresh(name, f"full_{name}")
+    draft.replace(call, name)
+    head = f"{name} = None\nif {' and '.join(asked)}:\n{draft.module.step()}" if asked else ""
+    hoist(draft, leave, call, (f"{head}{name} = ", *pieces))
+    draft.note(call, Grade.EXACT, f"{message}: all ranks take part, so it stands above where the others leave")
+    report_guarded_callers(draft, call)
+
+
 def of_one_rank(draft: Draft, node: cst.CSTNode) -> bool:
     """Whether only rank 0 needs what is gathered, under a guard or in a function that all ranks will call: not where
     a rank of each node writes.
     """
-    guard = rank_guard(draft, node)
-    test = draft.code(guard.test) if guard is not None else guarded(draft, node)
+    guard = rank_guard(draft, node) or left_before(draft, node)
+    asked = guard.test if guard is not None else in_expression(draft, node)
+    test = draft.code(asked) if asked is not None else guarded(draft, node)
     return bool(test) and not asks_each_node(test)
 
 

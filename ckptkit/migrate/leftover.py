@@ -18,6 +18,7 @@ from __future__ import annotations
 import libcst as cst
 
 from .draft import Draft
+from .edit import Rendering
 from .grade import Grade
 from .names import OWNERS
 from .sharing import taken_by
@@ -40,6 +41,15 @@ _HARMLESS = (
 )
 
 
+_ONLY_FSDP1 = {
+    "clip_grad_norm_": "torch.nn.utils.clip_grad_norm_(model.parameters(), ...), whose norm needs .full_tensor()",
+    "no_sync": "set_requires_gradient_sync(False) before, and True for the last micro-batch",
+    "summon_full_params": "gather each parameter with full_tensor()",
+}
+# Owners that have methods of these names of their own: `accelerator.clip_grad_norm_`, `torch.nn.utils`.
+_OTHERS = ("accelerator", "fabric", "utils", "clip", "scaler", "engine", "strategy", "trainer")
+
+
 def report(draft: Draft, sources: frozenset[str]) -> None:
     """Report every name of an old API that still shows after the edits, with a TODO at its statement."""
     rendering = draft.rendering()
@@ -51,6 +61,7 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
     asked = any("asked" in wrap.facts for wrap in draft.all_wraps)
     asked |= any("def policy_of(" in one.text.masked for one in draft.flow.program)  # of an earlier run
     said: set[tuple[int, str]] = set()
+    _methods(draft, rendering)
     for statement in module.every(cst.ImportFrom):
         base = ".".join(_parts(statement.module)) if statement.module and not statement.relative else ""
         star = isinstance(statement.names, cst.ImportStar) and any(OWNERS[s](base + ".X") for s in sources)
@@ -90,6 +101,29 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
             draft.note(node, Grade.MANUAL, f"{short} stays, because the engine stays", RULE)
             continue
         draft.todo(node, f"{short} has no rule for this use; see ckptkit explain leftover", RULE)
+
+
+def _methods(draft: Draft, rendering: Rendering) -> None:
+    """Report methods that only FSDP1's wrapper has, called on what cannot be followed, in programs that had a wrap."""
+    module = draft.module
+    if not any(wrap.source == "fsdp1" and not wrap.plan.refused for wrap in draft.all_wraps):
+        return
+    for call in module.every(cst.Call):
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in _ONLY_FSDP1 or module.skips(call):
+            continue
+        if (func.attr.value == "no_sync" and call.args) or not rendering.shows(module.span(func.attr).start):
+            continue  # accelerate's no_sync takes the model
+        owner = draft.code(func.value).lower()
+        classes = [origin.node for origin in draft.origins(func.value) if isinstance(origin.node, cst.ClassDef)]
+        own = any(_defines(one, func) for one in classes)
+        unseen = not own and not draft.flow.names(module, func.value)
+        if unseen and not any(word in owner for word in _OTHERS) and id(module.statement(call)) not in draft.left:
+            draft.todo(call, f"if this is a sharded model: {_ONLY_FSDP1[func.attr.value]}", RULE)
+
+
+def _defines(node: cst.ClassDef, func: cst.Attribute) -> bool:
+    return any(isinstance(one, cst.FunctionDef) and one.name.value == func.attr.value for one in node.body.body)
 
 
 def _kept_by(draft: Draft, node: cst.CSTNode, taken: dict[int, Wrap]) -> str:

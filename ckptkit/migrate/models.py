@@ -98,3 +98,28 @@ def literal(draft: Draft, value: Value | None) -> bool | None:
         if isinstance(node, cst.Name) and node.value in ("True", "False", "None"):
             return node.value == "True"
     return None
+
+
+_MODULE_METHODS = frozenset(
+    "parameters named_parameters modules named_modules children named_children buffers named_buffers state_dict "
+    "load_state_dict train eval to cuda cpu apply register_buffer register_parameter add_module".split()
+)
+
+
+def runs_layers(draft: Draft, wrap: Wrap, name: str) -> bool:
+    """Whether a method of the wrapped class calls `self.layer(...)` and not the model itself."""
+    subject = wrap.subject
+    if subject is None:
+        return False
+    for origin in draft.flow.origins(subject.module, subject.node):
+        if origin.kind != INSTANCE or not isinstance(origin.node, cst.ClassDef):
+            continue
+        methods = [m for m in origin.node.body.body if isinstance(m, cst.FunctionDef)]
+        known = {m.name.value for m in methods}
+        for method in methods:
+            if method.name.value != name or name.startswith("__"):
+                continue
+            called = [origin.module.code(c.func) for c in origin.module.inside(method, cst.Call)]
+            own = [c.removeprefix("self.").split(".")[0].split("[")[0] for c in called if c.startswith("self.")]
+            return "self" not in called and any(c not in known and c not in _MODULE_METHODS for c in own)
+    return False

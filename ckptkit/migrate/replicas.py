@@ -14,7 +14,7 @@ from .origin import CALL
 from .wraps import Wrap
 
 _WALKS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children")
-_ACCELERATORS = re.compile(r"cuda|nccl|xpu|npu|hpu|accelerator|mps")
+_ACCELERATORS = re.compile(r"(?<![a-z])(?:cuda|nccl|xpu|npu|hpu|mps)(?![a-z])|accelerator")
 
 
 def replicated(draft: Draft, node: cst.BaseExpression) -> list[Wrap]:
@@ -43,8 +43,13 @@ def replicated(draft: Draft, node: cst.BaseExpression) -> list[Wrap]:
     return found
 
 
-def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
-    """An expression for a replicated model that is bound where `node` stands: the nearest use above it, else below."""
+def model_near(
+    draft: Draft, node: cst.CSTNode, optimizer: cst.BaseExpression | None = None
+) -> cst.BaseExpression | None:
+    """An expression for a replicated model that is bound where `node` stands: the nearest use above it, else below.
+
+    Of several models it is the one whose parameters `optimizer` was made from, by its name or by its wrap.
+    """
     module = draft.module
     function, at = module.function(node), module.span(node).start
     uses = [
@@ -52,14 +57,42 @@ def model_near(draft: Draft, node: cst.CSTNode) -> cst.BaseExpression | None:
         for n in module.every(cst.Name, cst.Attribute)
         if module.function(n) is function and _plain(draft, n) and draft.wraps_of(n, "ddp") and not _is_copy(draft, n)
     ]
+    names, wraps = _stepped(draft, optimizer) if optimizer is not None else (set(), set())
+    uses = (
+        [n for n in uses if draft.code(n) in names]
+        or [n for n in uses if wraps & {id(wrap.call) for wrap in draft.wraps_of(n, "ddp")}]
+        or uses
+    )
     if not uses:
         if function is None or not isinstance(function, cst.FunctionDef):
             return None
         params = [p.name for p in function.params.params]
-        given = next((name for name in params if draft.wraps_of(name, "ddp") and not _is_copy(draft, name)), None)
+        models = [name for name in params if draft.wraps_of(name, "ddp") and not _is_copy(draft, name)]
+        its = (name for name in models if wraps & {id(wrap.call) for wrap in draft.wraps_of(name, "ddp")})
+        given = next(its, models[0] if models else None)
         return given if given is not None else _of_object(draft, function)
     above = [n for n in uses if module.span(n).stop <= at]
     return above[-1] if above else uses[0]
+
+
+def _stepped(draft: Draft, optimizer: cst.BaseExpression) -> tuple[set[str], set[int]]:
+    """The model that an optimizer was made from: its texts there (without `.module`) and the wraps that shard it."""
+    names: set[str] = set()
+    wraps: set[int] = set()
+    for origin in draft.origins(optimizer):
+        peer = draft.peers.get(id(origin.module))
+        if peer is None or not isinstance(origin.node, cst.Call):
+            continue
+        for call in peer.module.inside(origin.node, cst.Call):
+            if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _WALKS:
+                continue
+            owner = call.func.value
+            text = peer.code(owner).removesuffix(".module")
+            names.add(text)
+            wraps |= {id(wrap.call) for wrap in peer.wraps_of(owner, "ddp")}
+            subjects = [w for w in draft.all_wraps if w.subject is not None and w.module is peer.module]
+            wraps |= {id(w.call) for w in subjects if w.subject and w.module.code(w.subject.node) == text}
+    return names, wraps
 
 
 def _is_copy(draft: Draft, node: cst.BaseExpression) -> bool:

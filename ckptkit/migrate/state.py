@@ -34,6 +34,7 @@ _RANK_BY_DEVICE = re.compile(
     r"(?:^|[.(]|and|or)(?:local_)?(?:gpu|gpu_id|gpu_idx|gpu_index|device_id|proc_id|process_id)==0(?!\d)"
 )
 _RANKS = re.compile(r"rank(?:\(\))?in[\[({](?:-1,0|0,-1|none,0)[\])}]")  # the one rank, or no process group at all
+_TRUE_OF_OTHERS = ("rank", "RANK", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank")
 _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_dict_config"]
 
 
@@ -310,16 +311,42 @@ def may_be_none(draft: Draft, node: cst.BaseExpression) -> bool:
 
 
 def rank_guard(draft: Draft, node: cst.CSTNode) -> cst.If | None:
-    """The outermost `if rank == 0:` (or `is_main_process` and the like) around a node within its function."""
+    """The outermost `if rank == 0:` (or `is_main_process` and the like) around a node within its function, or the `if`
+    of the others (`rank != 0`) whose `else` it stands in.
+    """
     found = None
     at: cst.CSTNode = node
     for holder in draft.module.ancestors(node):
         if isinstance(holder, (cst.FunctionDef, cst.Lambda)):
             break
-        if isinstance(holder, cst.If) and at is holder.body and is_rank_test(draft.code(holder.test)):
+        inside = isinstance(holder, cst.If) and at is holder.body and asks_rank(draft, holder.test)
+        if isinstance(holder, cst.If) and (inside or (at is holder.orelse and asks_others(draft, holder.test))):
             found = holder
         at = holder
     return found
+
+
+def asks_rank(draft: Draft, test: cst.BaseExpression) -> bool:
+    """Whether a condition asks for one rank, by itself or by a name that is only ever given such a condition."""
+    if is_rank_test(draft.code(test)):
+        return True
+    if not isinstance(test, (cst.Name, cst.Attribute)):
+        return False
+    text = draft.code(test)
+    values = [
+        one.value for one in draft.module.every(cst.Assign) if any(draft.code(t.target) == text for t in one.targets)
+    ]
+    return bool(values) and all(is_rank_test(draft.code(value)) for value in values)
+
+
+def asks_others(draft: Draft, test: cst.BaseExpression) -> bool:
+    """Whether a condition holds for all ranks but one: `not is_main()`, `rank != 0`, `rank > 0`, `rank`."""
+    text = draft.code(test)
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return asks_rank(draft, test.expression)
+    if isinstance(test, cst.Comparison):
+        return any(is_rank_test(text.replace(old, "== 0")) for old in ("!= 0", "> 0") if old in text)
+    return text.removesuffix("()").rpartition(".")[2] in _TRUE_OF_OTHERS
 
 
 def asks_each_node(text: str) -> bool:

@@ -62,7 +62,7 @@ def rewrite(draft: Draft) -> None:
             continue
         if draft.module.skips(call) or not steps_replicas(draft, func.value):
             continue
-        model = model_near(draft, call)
+        model = model_near(draft, call, func.value)
         if model is None:
             draft.todo(
                 call, "the optimizer holds shards: use get_/set_optimizer_state_dict, which take the model as well"

@@ -27,6 +27,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
+from ..left_early import left_before
+from ..models import runs_layers
+from ..replicas import replicated
 from ..state import rank_guard
 
 SOURCES = ("ddp", "deepspeed")
@@ -38,11 +41,9 @@ def rewrite(draft: Draft) -> None:
     module = draft.module
     said: set[int] = set()
     for call in module.every(cst.Call):
-        method = isinstance(call.func, cst.Attribute) and call.func.attr.value == "generate"
-        model = call.func.value if method else call.func  # type: ignore[attr-defined]
-        if module.skips(call) or not draft.wraps_of(model, *SOURCES):
+        if module.skips(call) or not _runs(draft, call):
             continue
-        guard = rank_guard(draft, call)
+        guard = rank_guard(draft, call) or left_before(draft, call)
         if guard is not None:
             if id(guard) not in said:
                 said.add(id(guard))
@@ -57,3 +58,17 @@ def rewrite(draft: Draft) -> None:
                 said.add(id(outer))
                 if not where.skips(outer):
                     peer.todo(outer, _REASON, draft.rule)
+
+
+def _runs(draft: Draft, call: cst.Call) -> bool:
+    """Whether a call runs a sharded model: the model itself, `generate`, or a method of its class that runs layers."""
+    func = call.func
+    if not isinstance(func, (cst.Name, cst.Attribute)):
+        return False
+    if draft.wraps_of(func, *SOURCES) or replicated(draft, func):
+        return True
+    if not isinstance(func, cst.Attribute):
+        return False
+    wraps = [*draft.wraps_of(func.value, *SOURCES), *replicated(draft, func.value)]
+    name = func.attr.value
+    return bool(wraps) and (name in ("generate", "forward") or any(runs_layers(draft, wrap, name) for wrap in wraps))

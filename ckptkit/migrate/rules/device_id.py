@@ -69,10 +69,9 @@ def _cpu_mesh(draft: Draft, wrap: Wrap) -> None:
     given = wrap.args.get("device_mesh") or wrap.args.get("process_group") or wrap.args.get("sharding_strategy")
     if given is not None and not (isinstance(given.node, cst.Name) and given.node.value == "None"):
         strategy = wrap.args.get("sharding_strategy")
-        meshed = strategy is None or draft.flow.name(strategy.module, strategy.node).rpartition(".")[2] not in (
-            "FULL_SHARD",
-            "SHARD_GRAD_OP",
-        )
+        origins = draft.flow.origins(strategy.module, strategy.node) if strategy is not None else ()
+        names = {origin.name.rpartition(".")[2] for origin in origins}
+        meshed = not names or not names <= {"FULL_SHARD", "SHARD_GRAD_OP"}
         if meshed or "device_mesh" in wrap.args or "process_group" in wrap.args:
             return  # the rules of these arguments build the mesh
     mesh = draft.need("torch.distributed.device_mesh", "init_device_mesh")

@@ -25,6 +25,7 @@ import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
+from ..models import runs_layers
 from ..origin import INSTANCE
 from ..plan import MODEL, Order
 from ..wraps import Wrap
@@ -40,11 +41,14 @@ def plan(draft: Draft, wrap: Wrap) -> None:
             if not isinstance(call.func, cst.Attribute) or call.func.attr.value in ("forward", "__init__"):
                 continue
             name = call.func.attr.value
-            if name not in names and _runs_layers(draft, wrap, name) and wrap in peer.wraps_of(call.func.value):
+            if name not in names and runs_layers(draft, wrap, name) and wrap in peer.wraps_of(call.func.value):
                 names[name] = None
     for name in names:
         register = draft.need("torch.distributed.fsdp", "register_fsdp_forward_method")
-        wrap.plan.step(Order.INIT, f'{register}({MODEL}, "{name}")')
+        line = f'{register}({MODEL}, "{name}")'
+        if not _all_have(draft, wrap, name):
+            line = f'if hasattr({MODEL}, "{name}"):\n{draft.module.step()}{line}'
+        wrap.plan.step(Order.INIT, line)
         draft.note(wrap.call, Grade.EXACT, f"the method {name} gathers parameters as forward does")
 
 
@@ -56,26 +60,12 @@ def rewrite(draft: Draft) -> None:
         draft.note(call, Grade.EXACT, "calling the model runs the hooks that gather its parameters")
 
 
-def _runs_layers(draft: Draft, wrap: Wrap, name: str) -> bool:
-    """Whether a method of the wrapped class calls `self.layer(...)` and not the model itself."""
-    subject = wrap.subject
-    if subject is None:
-        return False
-    for origin in draft.flow.origins(subject.module, subject.node):
-        if origin.kind != INSTANCE or not isinstance(origin.node, cst.ClassDef):
-            continue
-        methods = [m for m in origin.node.body.body if isinstance(m, cst.FunctionDef)]
-        known = {m.name.value for m in methods}
-        for method in methods:
-            if method.name.value != name or name.startswith("__"):
-                continue
-            called = [origin.module.code(c.func) for c in origin.module.inside(method, cst.Call)]
-            own = [c.removeprefix("self.").split(".")[0].split("[")[0] for c in called if c.startswith("self.")]
-            return "self" not in called and any(c not in known and c not in _MODULE_METHODS for c in own)
-    return False
-
-
-_MODULE_METHODS = frozenset(
-    "parameters named_parameters modules named_modules children named_children buffers named_buffers state_dict "
-    "load_state_dict train eval to cuda cpu apply register_buffer register_parameter add_module".split()
-)
+def _all_have(draft: Draft, wrap: Wrap, name: str) -> bool:
+    """Whether every model that this call may wrap is of a class with the method: a function may wrap several."""
+    assert wrap.subject is not None, "runs_layers() asked"
+    return all(
+        origin.kind == INSTANCE
+        and isinstance(origin.node, cst.ClassDef)
+        and any(isinstance(m, cst.FunctionDef) and m.name.value == name for m in origin.node.body.body)
+        for origin in draft.flow.origins(wrap.subject.module, wrap.subject.node)
+    )

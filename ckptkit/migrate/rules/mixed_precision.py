@@ -65,6 +65,12 @@ POLICY_OF = '''def policy_of(mixed_precision, root=False):
     return POLICY(**dtypes, cast_forward_inputs=casts)'''
 
 
+_NORMS = (
+    "FSDP1 kept BatchNorm layers in fp32, which a policy chosen at run time does not: shard them first, with "
+    "mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=...)"
+)
+
+
 def plan(draft: Draft, wrap: Wrap) -> None:
     """Carry the policy over to every fully_shard call."""
     value = wrap.get("mixed_precision")
@@ -155,7 +161,7 @@ def _asked_at_run_time(draft: Draft, wrap: Wrap, value: Value) -> None:
     wrap.plan.child_kwargs["mp_policy"] = ("policy_of(", *here, ")")
     draft.note(wrap.call, Grade.EXACT, "the MixedPrecision stays and is asked for the policy of each group")
     if may_have_batch_norm(draft, wrap) and _several_groups(wrap):
-        draft.note(wrap.call, Grade.NUMERICS, "BatchNorm layers are not kept in fp32 by a policy chosen at run time")
+        draft.todo(wrap.call, _NORMS)
     if may_have_buffers(draft, wrap):
         step, buffer = draft.module.step(), draft.throwaway("buffer", "tensor")
         mixed = ("(", *here, ")") if len(here) > 1 else here
@@ -308,6 +314,8 @@ def _chosen_at_run_time(draft: Draft, wrap: Wrap, value: Value, made: list[Origi
         )
         wrap.plan.step(Order.PREPARE, (f"{name} = ", *lead, fallback))
         here = (name,)
+    if may_have_batch_norm(draft, wrap):
+        draft.todo(wrap.call, _NORMS)
     replace = draft.need("dataclasses", "replace")
     wrap.plan.root_kwargs["mp_policy"] = (f"{replace}(", *here, ", cast_forward_inputs=True)") if own_flags else here
     child = here if own_flags else (f"{replace}(", *here, ", cast_forward_inputs=False)")

@@ -87,6 +87,8 @@ def _at_run_time(draft: Draft, wrap: Wrap, value: Value, names: set[str] | None)
     if isinstance(value.node, cst.IfExp) and names == {"FULL_SHARD", "SHARD_GRAD_OP"}:
         body = draft.flow.name(value.module, value.node.body).removeprefix(STRATEGY)
         test = value.module.quote(value.node.test)
+        if not isinstance(value.node.test, (cst.Comparison, cst.UnaryOperation)):
+            test = ("bool(", *test, ")")  # fully_shard takes an integer for a number of ranks
         keep = test if body == "FULL_SHARD" else negated(value.module, value.node.test)
         wrap.plan.kwargs["reshard_after_forward"] = keep
     elif has_mesh or (names is not None and names <= {"FULL_SHARD", "SHARD_GRAD_OP"}):
