@@ -8,7 +8,7 @@ import libcst as cst
 
 from .draft import Draft
 from .plan import Line
-from .state import asks_each_node, is_rank_test, rank_guard
+from .ranks import asks_each_node, is_rank_test, rank_guard
 
 _FAR = 1 << 40
 _Chain = list[cst.BaseStatement]  # from a guard down to the line of a call, each in the body of the one before

@@ -9,7 +9,7 @@ from .early_return import gather_and_leave, guarded
 from .grade import Grade
 from .left_early import conditions, decorated, in_expression, left_before
 from .plan import Line
-from .state import asks_each_node, is_rank_test, rank_guard
+from .ranks import asks_each_node, is_rank_test, rank_guard
 from .syntax import assigned_names
 
 

@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from .draft import Draft
-from .state import asks_others, asks_rank
+from .ranks import asks_others, asks_rank
 from .syntax import assigned_names
 
 _COMPOUND = (cst.For, cst.While, cst.Try, cst.TryStar, cst.With, cst.Match, cst.Lambda, cst.CompFor, cst.ListComp,

@@ -16,7 +16,7 @@ from .draft import Draft
 from .plan import Line
 from .syntax import surely_ran
 
-_EVALUATES = re.compile(r"\b(no_grad|inference_mode|generate)\b")
+EVALUATES = re.compile(r"\b(no_grad|inference_mode|generate)\b")
 HELPER = '''def resharded(model):
     """The model with its parameters in shards, as its optimizer knows them: an evaluation leaves some gathered."""
     for module in model.modules():
@@ -42,16 +42,17 @@ def for_saving(draft: Draft, call: cst.Call, model: cst.BaseExpression, name: Li
         first = draft.module.span(other).start < at and draft.module.function(other) is function
         if first and surely_ran(draft.module, other, call):
             return name
-    return _wrapped(draft, name)
+    return wrapped(draft, name)
 
 
 def for_loading(draft: Draft, call: cst.Call, name: Line) -> Line:
     """The model that is loaded at `call`, if that may be after a loop that evaluates."""
-    return _wrapped(draft, name) if _evaluates(draft) and _after_loop(draft, call, 2) else name
+    return wrapped(draft, name) if _evaluates(draft) and _after_loop(draft, call, 2) else name
 
 
 def _evaluates(draft: Draft) -> bool:
-    return any(_EVALUATES.search(module.text.masked) for module in draft.flow.program)
+    """Whether the program runs a model without a backward."""
+    return any(EVALUATES.search(module.text.masked) for module in draft.flow.program)
 
 
 def _after_loop(draft: Draft, call: cst.Call, depth: int) -> bool:
@@ -67,7 +68,8 @@ def _after_loop(draft: Draft, call: cst.Call, depth: int) -> bool:
     return any(peer is not None and _after_loop(peer, outer, depth - 1) for peer, outer in callers)
 
 
-def _wrapped(draft: Draft, name: Line) -> Line:
+def wrapped(draft: Draft, name: Line) -> Line:
+    """`resharded(name)`, with the helper written into the file."""
     if "resharded" not in draft.helpers:
         kind = draft.need("torch.distributed.fsdp", "FSDPModule")
         draft.helpers["resharded"] = HELPER.replace("FSDPMODULE", kind)

@@ -4,7 +4,6 @@ ranks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from .edit import Piece
 from .names import FSDP
 from .origin import CALL, LITERAL
 from .plan import Line
+from .ranks import rank_guard
 from .rule import spell_at
 from .shard import negated
 from .syntax import argument_of
@@ -25,16 +25,6 @@ CONTEXT = FSDP + ".state_dict_type"
 SETTER = FSDP + ".set_state_dict_type"
 GETTER = FSDP + ".get_state_dict_type"
 STATE = "torch.distributed.checkpoint.state_dict"
-_RANK_WORDS = tuple(
-    "rank==0 rank()==0 rank<1 notrank 0==rank is_main is_master master_process main_process is_rank_0 is_rank0 "
-    "rank_zero rank0 is_primary is_chief is_global_zero".split()
-)
-_RANK_OF_NODE = re.compile(r"rank%[\w.()]+==0")
-_RANK_BY_DEVICE = re.compile(
-    r"(?:^|[.(]|and|or)(?:local_)?(?:gpu|gpu_id|gpu_idx|gpu_index|device_id|proc_id|process_id)==0(?!\d)"
-)
-_RANKS = re.compile(r"rank(?:\(\))?in[\[({](?:-1,0|0,-1|none,0)[\])}]")  # the one rank, or no process group at all
-_TRUE_OF_OTHERS = ("rank", "RANK", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank")
 _PARAMETERS = ["module", "state_dict_type", "state_dict_config", "optim_state_dict_config"]
 
 
@@ -308,59 +298,3 @@ def only_on_rank_0(draft: Draft, node: cst.BaseExpression) -> bool:
 def may_be_none(draft: Draft, node: cst.BaseExpression) -> bool:
     """Whether a value may be None."""
     return any(o.kind == LITERAL and o.name == "None" for o in draft.origins(node))
-
-
-def rank_guard(draft: Draft, node: cst.CSTNode) -> cst.If | None:
-    """The outermost `if rank == 0:` (or `is_main_process` and the like) around a node within its function, or the `if`
-    of the others (`rank != 0`) whose `else` it stands in.
-    """
-    found = None
-    at: cst.CSTNode = node
-    for holder in draft.module.ancestors(node):
-        if isinstance(holder, (cst.FunctionDef, cst.Lambda)):
-            break
-        inside = isinstance(holder, cst.If) and at is holder.body and asks_rank(draft, holder.test)
-        if isinstance(holder, cst.If) and (inside or (at is holder.orelse and asks_others(draft, holder.test))):
-            found = holder
-        at = holder
-    return found
-
-
-def asks_rank(draft: Draft, test: cst.BaseExpression) -> bool:
-    """Whether a condition asks for one rank, by itself or by a name that is only ever given such a condition."""
-    if is_rank_test(draft.code(test)):
-        return True
-    if not isinstance(test, (cst.Name, cst.Attribute)):
-        return False
-    text = draft.code(test)
-    values = [
-        one.value for one in draft.module.every(cst.Assign) if any(draft.code(t.target) == text for t in one.targets)
-    ]
-    return bool(values) and all(is_rank_test(draft.code(value)) for value in values)
-
-
-def asks_others(draft: Draft, test: cst.BaseExpression) -> bool:
-    """Whether a condition holds for all ranks but one: `not is_main()`, `rank != 0`, `rank > 0`, `rank`."""
-    text = draft.code(test)
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return asks_rank(draft, test.expression)
-    if isinstance(test, cst.Comparison):
-        return any(is_rank_test(text.replace(old, "== 0")) for old in ("!= 0", "> 0") if old in text)
-    return text.removesuffix("()").rpartition(".")[2] in _TRUE_OF_OTHERS
-
-
-def asks_each_node(text: str) -> bool:
-    """Whether a rank test holds once on every node (`local_rank == 0`, `rank % gpus == 0`), not once in all."""
-    squeezed = text.replace(" ", "").lower()
-    return "local" in squeezed or any(test.search(squeezed) for test in (_RANK_OF_NODE, _RANK_BY_DEVICE))
-
-
-def is_rank_test(text: str) -> bool:
-    """Whether the text of a condition asks for one rank: `rank == 0`, `not rank`, `is_main_process()`,
-    `dist.get_rank() < 1`.
-    """
-    squeezed = text.replace(" ", "").lower()
-    if re.fullmatch(r"not[\w.()]+", squeezed) and " or " not in text and " and " not in text:
-        return squeezed.removesuffix("()").endswith("rank")
-    tests = (_RANK_OF_NODE, _RANK_BY_DEVICE, _RANKS)
-    return any(word in squeezed for word in _RANK_WORDS) or any(test.search(squeezed) for test in tests)

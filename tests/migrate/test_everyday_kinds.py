@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from harness import SCRIPTS, RunError, Runner
 
 DDP = """\
 import torch
@@ -175,3 +177,61 @@ def build(kind):
 """
     )
     assert "TODO(ckptkit): FSDP1 kept BatchNorm layers in fp32" in found.text
+
+
+@pytest.mark.parametrize("held", ["model", "model.module", "{'net': model, 'epoch': 3}"])
+def test_a_model_that_is_pickled_is_said(held: str, migrated: Callable) -> None:
+    found = migrated(f"{DDP}    torch.save({held}, 'whole.pt')\n")
+    assert "TODO(ckptkit): a sharded model does not pickle" in found.text
+    assert any(one.rule == "pickled-models" for one in found.report.findings)
+    assert "does not pickle" not in migrated(f"{DDP}    torch.save({{'step': step}}, 'a.pt')\n").text
+
+
+def test_weights_that_are_loaded_with_the_optimizer_come_to_shards(migrated: Callable) -> None:
+    """The lines that make and load the optimizer move behind the sharding, and the model's load with them."""
+    text = migrated("""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(net, resume):
+    optimizer = torch.optim.AdamW(net.parameters())
+    if resume:
+        checkpoint = torch.load(resume)
+        net.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+    model = DDP(net)
+    return model, optimizer
+""").text
+    flat = " ".join(text.split()).replace("( ", "(")
+    assert 'set_model_state_dict(net, checkpoint["model"], options=StateDictOptions(full_state_dict=True))' in flat
+    assert (
+        flat.index("fully_shard(net)")
+        < flat.index("set_model_state_dict(net")
+        < flat.index("set_optimizer_state_dict(model")
+    )
+
+
+@pytest.mark.slow
+def test_an_average_that_was_evaluated_is_updated_in_shards(runner: Runner, tmp_path: Path) -> None:
+    """As under DDP, which loses nothing. The control: without the helper the walk meets gathered parameters."""
+    pair = SCRIPTS / "parameter_walks"
+    plain = (
+        (pair / "before.py")
+        .read_text()
+        .replace(
+            "def shard(model):",
+            """def shard(model):
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    return nn.parallel.DistributedDataParallel(model) if trained else model
+
+
+def unused(model):""",
+        )
+    )
+    (tmp_path / "ddp.py").write_text(plain)
+    ddp, migrated = (runner.run(path, cwd=tmp_path) for path in (tmp_path / "ddp.py", pair / "after.py"))
+    assert migrated["losses"] == pytest.approx(ddp["losses"], rel=1e-6)
+    assert runner.run(pair / "before.py", cwd=tmp_path)["losses"] != pytest.approx(ddp["losses"], rel=1e-3)
+    (tmp_path / "broken.py").write_text((pair / "after.py").read_text().replace("module.reshard()", "pass"))
+    with pytest.raises(RunError, match="DTensor"):
+        runner.run(tmp_path / "broken.py", cwd=tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptkit.migrate import engine
-from ckptkit.migrate.state import asks_each_node, is_rank_test
+from ckptkit.migrate.ranks import asks_each_node, is_rank_test
 
 STALE = {
     "a list that an object keeps": """

@@ -114,6 +114,7 @@ SPECIAL = (
 GENERAL = (
     Breakage("optimizer before sharding", optimizer_first, ("optimizer created before sharding",)),
     Breakage("another learning rate", replaced(r"\blr=([0-9][0-9.e-]*)", r"lr=2 * \1"), ("learning rate",)),
+    Breakage("another rate", replaced(r"learning_rate=([0-9][0-9.e-]*)", r"learning_rate=2 * \1"), ("learning rate",)),
     Breakage("momentum lost", replaced(r", momentum=0\.9", ""), ("group hyper-parameters",)),
     Breakage(
         "loss of two batches", replaced(r"(?<!\))\bloss\.backward\(\)", "(loss * 2).backward()"), ("gradient scale",)

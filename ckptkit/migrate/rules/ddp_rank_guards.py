@@ -29,8 +29,8 @@ import libcst as cst
 from ..draft import Draft
 from ..left_early import left_before
 from ..models import runs_layers
+from ..ranks import rank_guard
 from ..replicas import replicated
-from ..state import rank_guard
 
 SOURCES = ("ddp", "deepspeed")
 _REASON = "all ranks must run this: a sharded model gathers its parameters from all of them in every forward"

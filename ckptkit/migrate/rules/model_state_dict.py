@@ -46,6 +46,7 @@ from ..grade import Grade
 from ..models import compiles
 from ..names import FSDP
 from ..plan import Line
+from ..ranks import asks_each_node, rank_guard
 from ..replicas import replicated
 from ..resharding import for_loading
 from ..state import (
@@ -54,21 +55,19 @@ from ..state import (
     SETTER,
     STATE,
     Kind,
-    asks_each_node,
     carriers,
     kind_at,
     may_be_none,
     model_of,
     only_on_rank_0,
     options,
-    rank_guard,
     read,
     settings,
 )
 from ..syntax import argument_of
 from ..wraps import Wrap
 
-SOURCES = ("fsdp1", "ddp")
+SOURCES = ("fsdp1", "ddp", "deepspeed")
 _TAKES_STATE = re.compile(r"(?:save|load)_(?:model|pretrained|state|checkpoint)$")
 
 UNCOMPILED = '''def uncompiled(state):
@@ -89,7 +88,7 @@ def rewrite(draft: Draft) -> None:
 
 def _calls(draft: Draft, name: str) -> list[tuple[cst.Call, list[Wrap]]]:
     """Calls of a method on sharded models, and on the model that a state_dict_type context around them names."""
-    found = draft.methods(name, sources=("fsdp1", "ddp"))
+    found = draft.methods(name, sources=SOURCES)
     known = {id(call) for call, _ in found}
     for call in draft.module.every(cst.Call):
         func = call.func
@@ -164,7 +163,7 @@ def _saves(draft: Draft) -> None:
         guard = rank_guard(draft, call)
         if guard is not None and kind.name == "FULL" and not asks_each_node(draft.code(guard.test)):
             arguments = ["full_state_dict=True", "cpu_offload=True"]
-        replicas = any(wrap.source == "ddp" for wrap in wraps)
+        replicas = any(wrap.source in ("ddp", "deepspeed") for wrap in wraps)
         if replicas and guard is None and of_one_rank(draft, call):
             arguments = ["full_state_dict=True", "cpu_offload=True"]
         pieces = (f"{get}(", *draft.module.quote(call.func.value), *options(draft, arguments), ")")

@@ -33,7 +33,8 @@ from ..draft import Draft
 from ..events import Event, makes_optimizer, shards
 from ..grade import Grade
 from ..plan import Order
-from ..syntax import assigned_names
+from ..state import STATE, options
+from ..syntax import argument_of, assigned_names
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 
@@ -144,9 +145,26 @@ def _move(
     if any(isinstance(lines[index], (cst.FunctionDef, cst.ClassDef)) for index in moved):
         draft.todo(lines[first], "the optimizer must be made after the model is sharded")
         return set()
+    for index in moved:
+        _load_sharded(draft, lines[index], models)
     draft.move_after([lines[index] for index in moved], lines[anchor], Order.OPTIMIZER)
     draft.note(lines[first], Grade.EXACT, "the optimizer is made after the model is sharded, with all that uses it")
     return set(moved)
+
+
+def _load_sharded(draft: Draft, line: cst.CSTNode, models: frozenset[str]) -> None:
+    """Weights that a moved line loads (`if resume: ...`) come to a model in shards now."""
+    for call in draft.module.inside(line, cst.Call):
+        func = call.func
+        loads = isinstance(func, cst.Attribute) and func.attr.value == "load_state_dict" and bool(call.args)
+        if not loads or draft.code(func.value) not in models:  # type: ignore[attr-defined]
+            continue
+        strict = argument_of(call, ["state_dict", "strict"], "strict")
+        extra = [f"strict={draft.code(strict)}"] if strict is not None and draft.code(strict) != "True" else []
+        quote, load = draft.module.quote, draft.need(STATE, "set_model_state_dict")
+        pieces = (f"{load}(", *quote(func.value), ", ", *quote(call.args[0].value))  # type: ignore[attr-defined]
+        draft.replace(call, *pieces, *options(draft, ["full_state_dict=True", *extra]), ")")
+        draft.note(call, Grade.EXACT, "load_state_dict becomes set_model_state_dict, as it comes after the sharding")
 
 
 def _renews(draft: Draft, lines: list[cst.CSTNode], index: int, moved: list[int]) -> set[str]:

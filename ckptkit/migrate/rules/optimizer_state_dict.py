@@ -44,8 +44,9 @@ from ..models import compiles, literal
 from ..names import FSDP
 from ..origin import CALL
 from ..plan import Line
+from ..ranks import asks_each_node, rank_guard
 from ..resharding import for_saving
-from ..state import STATE, asks_each_node, kind_at, may_be_none, only_on_rank_0, options, rank_guard
+from ..state import STATE, kind_at, may_be_none, only_on_rank_0, options
 from ..syntax import argument_of
 
 SOURCES = ("fsdp1",)
