@@ -334,6 +334,10 @@ class Flow:
 
     def _call(self, module: Module, node: cst.Call) -> Origins:
         found: Origins = NOTHING
+        if isinstance(node.func, cst.Name) and node.func.value == "getattr" and len(node.args) == 3:
+            key = node.args[1].value  # `getattr(model, "module", model)` takes a wrapper off
+            if isinstance(key, cst.SimpleString) and key.evaluated_value in ("module", "_orig_mod"):
+                return self.origins(module, node.args[0].value) | self.origins(module, node.args[2].value)
         if isinstance(node.func, cst.Attribute) and node.func.attr.value in PASS_METHODS:
             base = self.origins(module, node.func.value)
             if not any(self._defines(o, node.func.attr.value) for o in base):
