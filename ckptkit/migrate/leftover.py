@@ -20,7 +20,7 @@ import libcst as cst
 from .draft import Draft
 from .edit import Rendering
 from .grade import Grade
-from .names import OWNERS
+from .names import FSDP, OWNERS
 from .sharing import taken_by
 from .wraps import Wrap
 
@@ -108,6 +108,8 @@ def _methods(draft: Draft, rendering: Rendering) -> None:
     module = draft.module
     if not any(wrap.source == "fsdp1" and not wrap.plan.refused for wrap in draft.all_wraps):
         return
+    if any(peer.module.skips(one) for peer in draft.peers.values() for one in _fsdp1(peer)):
+        return  # what cannot be followed may be the model whose wrap was to stay
     for call in module.every(cst.Call):
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _ONLY_FSDP1 or module.skips(call):
@@ -120,6 +122,10 @@ def _methods(draft: Draft, rendering: Rendering) -> None:
         unseen = not own and not draft.flow.names(module, func.value)
         if unseen and not any(word in owner for word in _OTHERS) and id(module.statement(call)) not in draft.left:
             draft.todo(call, f"if this is a sharded model: {_ONLY_FSDP1[func.attr.value]}", RULE)
+
+
+def _fsdp1(draft: Draft) -> list[cst.Call]:
+    return [call for call in draft.module.every(cst.Call) if draft.flow.called(draft.module, call) == FSDP]
 
 
 def _defines(node: cst.ClassDef, func: cst.Attribute) -> bool:

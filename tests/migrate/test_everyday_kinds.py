@@ -235,3 +235,33 @@ def unused(model):""",
     (tmp_path / "broken.py").write_text((pair / "after.py").read_text().replace("module.reshard()", "pass"))
     with pytest.raises(RunError, match="DTensor"):
         runner.run(tmp_path / "broken.py", cwd=tmp_path)
+
+
+def test_a_walk_over_a_sharded_and_a_whole_model_is_said(migrated: Callable) -> None:
+    """A teacher that is no copy and never wrapped."""
+    loop = """    teacher = LM()
+    for old, new in zip(teacher.parameters(), model.module.parameters()):
+        old.data = old.data * 0.9 + new.data * 0.1
+"""
+    assert "TODO(ckptkit): one of these models is in shards" in migrated(DDP + loop).text
+
+
+def test_a_wrap_that_is_skipped_keeps_its_methods(migrated: Callable) -> None:
+    code = (
+        FSDP
+        + """
+def step(one, nets, make):
+    other = FSDP(make())  # ckptkit: skip
+    nets["a"] = FSDP(make())
+    one.clip_grad_norm_(1.0)
+"""
+    )
+    assert "if this is a sharded model" not in migrated(code).text
+
+
+@pytest.mark.parametrize("name", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])
+def test_optimizers_for_ddp_alone_are_said(name: str, migrated: Callable) -> None:
+    found = migrated(
+        f"from torch.distributed.optim import {name}\n{DDP}    optimizer = {name}(model.parameters(), lr=1)\n"
+    )
+    assert next(one.rule for one in found.report.findings if one.grade == "manual") == "ddp-optimizers"

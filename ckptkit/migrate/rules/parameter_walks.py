@@ -17,6 +17,9 @@ After::
     for averaged, p in zip(resharded(ema).parameters(), resharded(model).parameters()):
         averaged.mul_(0.9).add_(p, alpha=0.1)
 
+A loop over a sharded model and one that is not (a teacher, an average that was copied before) gets a TODO: the two do
+not mix.
+
 In numbers: equal to DDP. FSDP1 itself loses the change of what its root had gathered (measured, torch 2.13: an average
 that is evaluated between its updates parts from DDP's by 2e-2 in five steps), and the migrated program does not.
 
@@ -32,6 +35,7 @@ from ..draft import Draft
 from ..grade import Grade
 from ..replicas import replicated
 from ..resharding import EVALUATES, wrapped
+from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 _WALKS = ("parameters", "named_parameters")
@@ -39,27 +43,32 @@ _WALKS = ("parameters", "named_parameters")
 
 def rewrite(draft: Draft) -> None:
     """Reshard the models whose parameters a loop changes."""
-    if not any(_evaluates(peer) for peer in draft.peers.values()):
-        return
+    evaluated = any(_evaluates(peer) for peer in draft.peers.values())
     for loop in draft.module.every(cst.For):
         if draft.module.skips(loop) or not _changes(draft, loop):
             continue
-        for call in draft.module.inside(loop.iter, cst.Call):
-            func = call.func
-            if not isinstance(func, cst.Attribute) or func.attr.value not in _WALKS:
-                continue
-            wraps = [*draft.wraps_of(func.value, *SOURCES), *replicated(draft, func.value)]
-            if wraps:
-                model = func.value
-                if isinstance(model, cst.Attribute) and model.attr.value == "module":
-                    model = model.value
-                draft.replace(func.value, *wrapped(draft, draft.module.quote(model)))
-                if any(wrap.source == "fsdp1" for wrap in wraps):
-                    draft.note(
-                        call, Grade.NUMERICS, "FSDP1 lost such changes after an evaluation, and now they are kept"
-                    )
-                else:
-                    draft.note(call, Grade.EXACT, "the parameters are changed in shards, also after an evaluation")
+        walks = [
+            (call, call.func.value)
+            for call in draft.module.inside(loop.iter, cst.Call)
+            if isinstance(call.func, cst.Attribute) and call.func.attr.value in _WALKS
+        ]
+        sharded = [(call, model) for call, model in walks if _wraps(draft, model)]
+        if sharded and len(sharded) < len(walks):
+            draft.todo(loop, "one of these models is in shards and the other is not: shard both, or use .full_tensor()")
+            continue
+        for call, model in sharded if evaluated else ():
+            inner = model
+            if isinstance(inner, cst.Attribute) and inner.attr.value == "module":
+                inner = inner.value
+            draft.replace(model, *wrapped(draft, draft.module.quote(inner)))
+            if any(wrap.source == "fsdp1" for wrap in _wraps(draft, model)):
+                draft.note(call, Grade.NUMERICS, "FSDP1 lost such changes after an evaluation, and now they are kept")
+            else:
+                draft.note(call, Grade.EXACT, "the parameters are changed in shards, also after an evaluation")
+
+
+def _wraps(draft: Draft, model: cst.BaseExpression) -> list[Wrap]:
+    return [*draft.wraps_of(model, *SOURCES), *replicated(draft, model)]
 
 
 def _evaluates(draft: Draft) -> bool:

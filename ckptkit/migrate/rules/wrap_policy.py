@@ -67,7 +67,7 @@ HELPER = '''def shard_by_policy(module, policy, *, ignored=frozenset(), only_chi
     """Shard the submodules that an FSDP1 auto_wrap_policy picks, children first; answers the parameters dealt with."""
     left_out = {p for m in ignored for p in m.parameters()}
     total = sum(p.numel() for p in module.parameters() if p not in left_out)
-    if not policy(module=module, recurse=True, nonwrapped_numel=total):
+    if policy is None or not policy(module=module, recurse=True, nonwrapped_numel=total):
         return 0
     done = 0
     for child in module.children():
