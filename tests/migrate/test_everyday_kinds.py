@@ -265,3 +265,42 @@ def test_optimizers_for_ddp_alone_are_said(name: str, migrated: Callable) -> Non
         f"from torch.distributed.optim import {name}\n{DDP}    optimizer = {name}(model.parameters(), lr=1)\n"
     )
     assert next(one.rule for one in found.report.findings if one.grade == "manual") == "ddp-optimizers"
+
+
+@pytest.mark.parametrize(("flag", "blocks"), [("", True), (", find_unused_parameters=False", True),
+                                              (", find_unused_parameters=True", False),
+                                              (", find_unused_parameters=args.unused", False)])  # fmt: skip
+def test_ranks_that_may_skip_a_block_get_one_group(flag: str, blocks: bool, migrated: Callable) -> None:
+    """Those that skip a block would miss its all-gather, and the others would wait forever."""
+    text = migrated(f"""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+    def forward(self, x):
+        return self.layer(x)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def main(args):
+    return DDP(Net(){flag})
+""").text
+    assert ("isinstance(module, Block)" in text) is blocks
+
+
+@pytest.mark.parametrize("value", ["torch.tensor(1.0)", "torch.ones(())", "torch.ones([]) * 2.6", "torch.tensor(-1)"])
+def test_a_scalar_parameter_is_said(value: str, migrated: Callable) -> None:
+    code = DDP.replace("self.layer = torch", f"self.scale = torch.nn.Parameter({value})\n        self.layer = torch")
+    assert "TODO(ckptkit): fully_shard takes no scalar parameter" in migrated(code).text
+    fine = code.replace(value, "torch.ones(1) * 2.6")
+    assert [one for one in migrated(fine).report.findings if one.rule == "scalar-parameters"] == []

@@ -18,6 +18,9 @@ After::
             fully_shard(module)
     fully_shard(model)
 
+With `find_unused_parameters=True` (or a value of the run) the model stays one group: a rank that skips a block would
+not take part in gathering it, and the others would wait forever.
+
 In numbers: equal; what differs is memory and communication.
 
 Known limits: classes outside of the program are not looked into. Blocks whose layers are called from outside of them
@@ -29,6 +32,7 @@ from __future__ import annotations
 from ..blocks import repeated_blocks
 from ..draft import Draft
 from ..grade import Grade
+from ..models import literal
 from ..plan import UNIT, Unit
 from ..wraps import Wrap
 
@@ -37,6 +41,11 @@ SOURCES = ("ddp", "deepspeed")
 
 def plan(draft: Draft, wrap: Wrap) -> None:
     """Add a unit for each repeated block class."""
+    unused = wrap.args.get("find_unused_parameters") if wrap.source == "ddp" else None
+    if literal(draft, unused) is not False:
+        message = "the model is one group: ranks that skip a block (find_unused_parameters) would miss its all-gather"
+        draft.note(wrap.call, Grade.PERFORMANCE, message)
+        return
     names = repeated_blocks(draft, wrap)
     if not names:
         message = "no repeated block class in sight: the model is one group; shard its blocks too if it is large"
