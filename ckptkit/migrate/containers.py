@@ -84,3 +84,14 @@ def entry(flow: Flow, origins: Origins, key: str | bytes) -> Origins:
                 if known and element.key.evaluated_value == key:  # type: ignore[attr-defined]
                     found |= flow.origins(origin.module, element.value)
     return found
+
+
+def yielded(flow: Flow, module: Module, call: cst.BaseExpression) -> Origins:
+    """What a context manager of the program, a function with a `yield`, binds by `as`."""
+    found: Origins = NOTHING
+    for origin in flow.origins(module, call.func) if isinstance(call, cst.Call) else ():
+        if isinstance(origin.node, cst.FunctionDef):
+            for one in origin.module.inside(origin.node, cst.Yield):
+                if isinstance(one.value, cst.BaseExpression):
+                    found |= flow.origins(origin.module, one.value)
+    return found

@@ -14,7 +14,7 @@ import libcst as cst
 from libcst import metadata
 from libcst.helpers import get_full_name_for_node
 
-from .containers import items, subscript, unpacked
+from .containers import items, subscript, unpacked, yielded
 from .fixpoint import Fixpoint
 from .module import Module
 from .names import PASS_CALLS, PASS_METHODS, canonical
@@ -219,7 +219,9 @@ class Flow:
                 return unpacked(self, module, holder.value, path) if holder.value is not None else NOTHING
             elif isinstance(holder, cst.AsName):
                 item = module.parent(holder)
-                return self.origins(module, item.item) if isinstance(item, cst.WithItem) else NOTHING
+                if not isinstance(item, cst.WithItem):
+                    return NOTHING
+                return self.origins(module, item.item) | yielded(self, module, item.item)
             elif isinstance(holder, (cst.CompFor, cst.For)):
                 return items(self, module, holder.iter) if holder.target is at and not path else NOTHING
             elif isinstance(holder, cst.BaseStatement):

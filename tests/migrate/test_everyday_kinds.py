@@ -304,3 +304,26 @@ def test_a_scalar_parameter_is_said(value: str, migrated: Callable) -> None:
     assert "TODO(ckptkit): fully_shard takes no scalar parameter" in migrated(code).text
     fine = code.replace(value, "torch.ones(1) * 2.6")
     assert [one for one in migrated(fine).report.findings if one.rule == "scalar-parameters"] == []
+
+
+def test_what_a_context_manager_of_the_program_yields_is_the_model(migrated: Callable) -> None:
+    text = migrated(
+        FSDP
+        + """
+from contextlib import contextmanager
+from torch.distributed.fsdp import FullStateDictConfig, StateDictType
+
+@contextmanager
+def full(model):
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True)):
+        yield model
+
+def main(net):
+    model = FSDP(net)
+    with full(model) as inner:
+        state = inner.state_dict()
+    if dist.get_rank() == 0:
+        torch.save(state, "a.pt")
+"""
+    ).text
+    assert "state = get_model_state_dict(inner, options=StateDictOptions(full_state_dict=True" in text
