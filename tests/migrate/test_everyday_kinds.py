@@ -327,3 +327,14 @@ def main(net):
 """
     ).text
     assert "state = get_model_state_dict(inner, options=StateDictOptions(full_state_dict=True" in text
+
+
+def test_the_state_of_a_part_by_its_index_is_said(migrated: Callable) -> None:
+    found = migrated("""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)))
+torch.save(model.module[1].state_dict(), "head.pt")
+""")
+    assert "TODO(ckptkit): a part of a sharded model holds shards" in found.text

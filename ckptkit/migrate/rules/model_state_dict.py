@@ -128,7 +128,7 @@ def _parts(draft: Draft) -> None:
         writes = func.attr.value in ("save_pretrained", "push_to_hub") and "state_dict" not in given
         if func.attr.value in ("state_dict", "load_state_dict"):
             unknown = all(origin.name == "builtins.getattr" for origin in draft.origins(func.value))
-            if unknown and _is_part(draft, func.value):
+            if (unknown or isinstance(func.value, cst.Subscript)) and _is_part(draft, func.value):
                 draft.todo(call, "a part of a sharded model holds shards: use get_/set_model_state_dict on all ranks")
         elif writes and draft.wraps_of(func.value, *SOURCES):
             draft.todo(call, f"{func.attr.value} would write shards: give it state_dict=get_model_state_dict(...)")
