@@ -338,3 +338,9 @@ model = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)))
 torch.save(model.module[1].state_dict(), "head.pt")
 """)
     assert "TODO(ckptkit): a part of a sharded model holds shards" in found.text
+
+
+@pytest.mark.parametrize(("line", "walks"), [("p.mul_(0.9)", True), ("p.grad.mul_(0.9)", False)])
+def test_gradients_are_changed_as_they_are(line: str, walks: bool, migrated: Callable) -> None:
+    code = f"{DDP}    with torch.no_grad():\n        model(1)\n    for p in model.parameters():\n        {line}\n"
+    assert ("resharded(model).parameters()" in migrated(code).text) is walks
