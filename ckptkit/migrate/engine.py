@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from .grade import Finding, Grade
 from .module import Module
 from .plan import ShardPlan
 from .program import Program
-from .reflow import reflow
+from .reflow import reflow, tree_of
 from .report import Changed, Failed, Report, Unchanged
 from .rule import SOURCES, Rule, chosen
 from .source_file import SourceFile, read_files
@@ -220,10 +219,10 @@ def _parse(old: str, new: str) -> None:
     """What does not parse is a bug of ours, never a file on disk: LibCST knows newer syntax than this Python may."""
     cst.parse_module(new)
     try:
-        ast.parse(old)
+        tree_of(old)
     except SyntaxError:
         return
-    ast.parse(new)
+    tree_of(new)
 
 
 def _launch_cells(files: list[SourceFile], active: list[configs.Converter], report: Report) -> None:

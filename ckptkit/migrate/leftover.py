@@ -73,7 +73,9 @@ def report(draft: Draft, sources: frozenset[str]) -> None:
             continue  # the longer name is reported
         if isinstance(parent, cst.Attribute) and parent.attr is node:
             continue
-        if isinstance(parent, (cst.ImportAlias, cst.AsName, cst.Param)) or module.up(node, cst.Import, cst.ImportFrom):
+        if isinstance(parent, (cst.ImportAlias, cst.AsName)) or module.up(node, cst.Import, cst.ImportFrom):
+            continue
+        if isinstance(parent, cst.Param) and parent.default is not node:
             continue
         if isinstance(parent, cst.Arg) and parent.keyword is node:
             continue

@@ -7,6 +7,7 @@ import io
 import itertools
 import token
 import tokenize
+import warnings
 from dataclasses import dataclass
 
 LIMIT = 120
@@ -43,9 +44,16 @@ def reflow(old: str, new: str, masked: str, step: str) -> str:
     return "".join(lines) if _same_program(masked, "".join(plain)) else new
 
 
+def tree_of(text: str) -> ast.Module:
+    """What Python itself parses; its warnings about a user's code (`x is "0"`) are not ours to print."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 def _same_program(one: str, other: str) -> bool:
     try:
-        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+        return ast.dump(tree_of(one)) == ast.dump(tree_of(other))
     except (SyntaxError, ValueError, RecursionError):
         return False
 

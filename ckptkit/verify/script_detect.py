@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,9 @@ def detect_launch(script: Path) -> tuple[Launch, str]:
     Raises SourceError if the file is missing or not Python.
     """
     try:
-        tree = ast.parse(script.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's about the user's code: it says them when it runs
+            tree = ast.parse(script.read_bytes())
     except FileNotFoundError as error:
         raise SourceError(f"{script} does not exist") from error
     except (SyntaxError, ValueError) as error:

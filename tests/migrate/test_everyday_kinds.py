@@ -344,3 +344,20 @@ torch.save(model.module[1].state_dict(), "head.pt")
 def test_gradients_are_changed_as_they_are(line: str, walks: bool, migrated: Callable) -> None:
     code = f"{DDP}    with torch.no_grad():\n        model(1)\n    for p in model.parameters():\n        {line}\n"
     assert ("resharded(model).parameters()" in migrated(code).text) is walks
+
+
+def test_warnings_of_python_about_the_code_are_not_printed(
+    migrated: Callable, recwarn: pytest.WarningsRecorder
+) -> None:
+    text = migrated(f"{DDP}    if rank is 0:\n        print(rank)\n").text
+    assert "rank is 0" in text and not [one for one in recwarn if issubclass(one.category, SyntaxWarning)]
+
+
+def test_a_wrapper_as_a_default_is_said(migrated: Callable) -> None:
+    found = migrated("""
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def unwrap(model, kinds=(DDP)):
+    return model.module if isinstance(model, kinds) else model
+""")
+    assert "manual" in found.grades
