@@ -9,6 +9,7 @@ import libcst as cst
 from .draft import Draft
 from .plan import Line
 from .ranks import asks_each_node, is_rank_test, rank_guard
+from .syntax import operands
 
 _FAR = 1 << 40
 _Chain = list[cst.BaseStatement]  # from a guard down to the line of a call, each in the body of the one before
@@ -102,9 +103,7 @@ def _callers(draft: Draft, function: cst.FunctionDef) -> list[_Caller]:
 
 def _parts(caller: _Caller) -> tuple[list[cst.BaseExpression], list[cst.BaseExpression]]:
     """The operands of the `and`s of a guard: those that ask for the rank, and the rest."""
-    parts = [caller.guard.test]
-    while isinstance(parts[0], cst.BooleanOperation) and isinstance(parts[0].operator, cst.And) and not parts[0].lpar:
-        parts = [parts[0].left, parts[0].right, *parts[1:]]
+    parts = operands(caller.guard.test, cst.And)
     ranks = [part for part in parts if is_rank_test(caller.draft.code(part))]
     return ranks, [part for part in parts if part not in ranks]
 

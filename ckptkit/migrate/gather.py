@@ -10,7 +10,7 @@ from .grade import Grade
 from .left_early import conditions, decorated, in_expression, left_before
 from .plan import Line
 from .ranks import asks_each_node, is_rank_test, rank_guard
-from .syntax import assigned_names
+from .syntax import assigned_names, operands
 
 
 def gather(draft: Draft, call: cst.Call, pieces: Line, name: str, message: str) -> None:
@@ -99,9 +99,7 @@ def hoist(draft: Draft, guard: cst.If, call: cst.Call, line: Line) -> None:
 
 def _rest(draft: Draft, guard: cst.If) -> str:
     """What a rank guard asks for besides the rank; empty where that cannot be taken apart, too."""
-    parts = [guard.test]
-    while isinstance(parts[0], cst.BooleanOperation) and isinstance(parts[0].operator, cst.And) and not parts[0].lpar:
-        parts = [parts[0].left, parts[0].right, *parts[1:]]
+    parts = operands(guard.test, cst.And)
     rest = [part for part in parts if not is_rank_test(draft.code(part))]
     if len(rest) == len(parts):
         return ""

@@ -8,7 +8,7 @@ import libcst as cst
 
 from .draft import Draft
 from .ranks import asks_others, asks_rank
-from .syntax import assigned_names
+from .syntax import assigned_names, operands
 
 _COMPOUND = (cst.For, cst.While, cst.Try, cst.TryStar, cst.With, cst.Match, cst.Lambda, cst.CompFor, cst.ListComp,
              cst.SetComp, cst.DictComp, cst.GeneratorExp)  # fmt: skip
@@ -35,6 +35,7 @@ def conditions(draft: Draft, leave: cst.If, node: cst.CSTNode) -> list[str] | No
     module = draft.module
     block, asked, at = module.parent(leave), _rest(draft, leave), node
     tests: list[str] = []
+    used = [node]
     for holder in module.ancestors(node):
         if holder is block:
             break
@@ -43,9 +44,10 @@ def conditions(draft: Draft, leave: cst.If, node: cst.CSTNode) -> list[str] | No
         if isinstance(holder, (cst.If, cst.IfExp)) and at is not holder.test:
             test = draft.code(holder.test)
             tests.insert(0, test if at is holder.body else f"not ({test})")
+            used.append(holder.test)
         at = holder
     start, stop = module.span(leave).stop, module.span(node).start
-    names = {name.value for name in module.inside(node, cst.Name)} | {n for test in tests for n in _words(test)}
+    names = {name.value for one in used for name in module.inside(one, cst.Name)}
     stores = module.inside(
         module.function(node) or module.tree, cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.With, cst.For
     )
@@ -91,7 +93,7 @@ def _above(block: cst.IndentedBlock | cst.Module, at: cst.CSTNode) -> list[cst.C
 
 
 def _leaves(draft: Draft, node: cst.If) -> bool:
-    if node.orelse is not None or not any(asks_others(draft, p) for p in _ors(node.test)):
+    if node.orelse is not None or not any(asks_others(draft, p) for p in operands(node.test, cst.Or)):
         return False
     last = node.body.body[-1]
     if isinstance(last, cst.SimpleStatementLine):
@@ -99,21 +101,6 @@ def _leaves(draft: Draft, node: cst.If) -> bool:
     return isinstance(last, (cst.Return, cst.Continue, cst.Raise))
 
 
-def _ors(test: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.Or) and not test.lpar:
-        return [*_ors(test.left), *_ors(test.right)]
-    return [test]
-
-
 def _rest(draft: Draft, leave: cst.If) -> list[str]:
     """What the test above asks for besides the rank, the other way round."""
-    return [f"not ({draft.code(part)})" for part in _ors(leave.test) if not asks_others(draft, part)]
-
-
-def _words(text: str) -> set[str]:
-    return {node.value for node in _names(cst.parse_expression(text))}
-
-
-def _names(node: cst.CSTNode) -> list[cst.Name]:
-    own = [node] if isinstance(node, cst.Name) else []
-    return own + [name for child in node.children for name in _names(child)]
+    return [f"not ({draft.code(part)})" for part in operands(leave.test, cst.Or) if not asks_others(draft, part)]

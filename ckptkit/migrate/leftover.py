@@ -110,8 +110,6 @@ def _methods(draft: Draft, rendering: Rendering) -> None:
     module = draft.module
     if not any(wrap.source == "fsdp1" and not wrap.plan.refused for wrap in draft.all_wraps):
         return
-    if any(peer.module.skips(one) for peer in draft.peers.values() for one in _fsdp1(peer)):
-        return  # what cannot be followed may be the model whose wrap was to stay
     for call in module.every(cst.Call):
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _ONLY_FSDP1 or module.skips(call):
@@ -122,8 +120,11 @@ def _methods(draft: Draft, rendering: Rendering) -> None:
         classes = [origin.node for origin in draft.origins(func.value) if isinstance(origin.node, cst.ClassDef)]
         own = any(_defines(one, func) for one in classes)
         unseen = not own and not draft.flow.names(module, func.value)
-        if unseen and not any(word in owner for word in _OTHERS) and id(module.statement(call)) not in draft.left:
-            draft.todo(call, f"if this is a sharded model: {_ONLY_FSDP1[func.attr.value]}", RULE)
+        if not unseen or any(word in owner for word in _OTHERS) or id(module.statement(call)) in draft.left:
+            continue
+        if any(peer.module.skips(one) for peer in draft.peers.values() for one in _fsdp1(peer)):
+            return  # what cannot be followed may be the model whose wrap was to stay
+        draft.todo(call, f"if this is a sharded model: {_ONLY_FSDP1[func.attr.value]}", RULE)
 
 
 def _fsdp1(draft: Draft) -> list[cst.Call]:

@@ -43,6 +43,11 @@ def replicated(draft: Draft, node: cst.BaseExpression) -> list[Wrap]:
     return found
 
 
+def holding(draft: Draft, node: cst.BaseExpression, *sources: str) -> list[Wrap]:
+    """The wraps of some sources whose model an expression may hold, also under the name that it had before."""
+    return draft.wraps_of(node, *sources) or replicated(draft, node)
+
+
 def model_near(
     draft: Draft, node: cst.CSTNode, optimizer: cst.BaseExpression | None = None
 ) -> cst.BaseExpression | None:

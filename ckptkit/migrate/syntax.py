@@ -28,6 +28,13 @@ def argument_of(call: cst.Call, positional: list[str], name: str) -> cst.BaseExp
     return leading[index].value if index < len(leading) else None
 
 
+def operands(test: cst.BaseExpression, kind: type[cst.And] | type[cst.Or]) -> list[cst.BaseExpression]:
+    """What the `and`s (or the `or`s) of a condition join; one in parentheses is one."""
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, kind) and not test.lpar:
+        return [*operands(test.left, kind), *operands(test.right, kind)]
+    return [test]
+
+
 def assigned_names(statement: cst.CSTNode) -> list[cst.BaseExpression]:
     """The targets of an assignment statement, tuples taken apart."""
     if isinstance(statement, cst.Assign):

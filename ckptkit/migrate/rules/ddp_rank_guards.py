@@ -30,7 +30,7 @@ from ..draft import Draft
 from ..left_early import left_before
 from ..models import runs_layers
 from ..ranks import rank_guard
-from ..replicas import replicated
+from ..replicas import holding
 
 SOURCES = ("ddp", "deepspeed")
 _REASON = "all ranks must run this: a sharded model gathers its parameters from all of them in every forward"
@@ -65,10 +65,10 @@ def _runs(draft: Draft, call: cst.Call) -> bool:
     func = call.func
     if not isinstance(func, (cst.Name, cst.Attribute)):
         return False
-    if draft.wraps_of(func, *SOURCES) or replicated(draft, func):
+    if holding(draft, func, *SOURCES):
         return True
     if not isinstance(func, cst.Attribute):
         return False
-    wraps = [*draft.wraps_of(func.value, *SOURCES), *replicated(draft, func.value)]
+    wraps = holding(draft, func.value, *SOURCES)
     name = func.attr.value
     return bool(wraps) and (name in ("generate", "forward") or any(runs_layers(draft, wrap, name) for wrap in wraps))

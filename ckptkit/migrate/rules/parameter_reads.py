@@ -27,7 +27,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..replicas import replicated
+from ..replicas import holding
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 _WALKS = ("parameters", "named_parameters")
@@ -45,14 +45,13 @@ def rewrite(draft: Draft) -> None:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _WALKS or module.skips(call):
             continue
-        if not draft.wraps_of(func.value, *SOURCES) and not replicated(draft, func.value):
+        if not holding(draft, func.value, *SOURCES):
             continue
-        holder = module.parent(call)
         vector = module.up(call, cst.Call)
         if isinstance(vector, cst.Call) and draft.flow.called(module, vector).endswith(".parameters_to_vector"):
             draft.todo(call, _TODO)
             continue
-        for around in [holder, *module.ancestors(call)]:
+        for around in module.ancestors(call):
             if isinstance(around, (cst.For, cst.CompFor)) and module.within(call, around.iter):
                 target = around.target
                 place: cst.CSTNode | None = around.body if isinstance(around, cst.For) else module.parent(around)

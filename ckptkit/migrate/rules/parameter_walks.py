@@ -33,9 +33,8 @@ import libcst as cst
 
 from ..draft import Draft
 from ..grade import Grade
-from ..replicas import replicated
+from ..replicas import holding
 from ..resharding import EVALUATES, wrapped
-from ..wraps import Wrap
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 _WALKS = ("parameters", "named_parameters")
@@ -43,7 +42,6 @@ _WALKS = ("parameters", "named_parameters")
 
 def rewrite(draft: Draft) -> None:
     """Reshard the models whose parameters a loop changes."""
-    evaluated = any(_evaluates(peer) for peer in draft.peers.values())
     for loop in draft.module.every(cst.For):
         if draft.module.skips(loop) or not _changes(draft, loop):
             continue
@@ -52,23 +50,21 @@ def rewrite(draft: Draft) -> None:
             for call in draft.module.inside(loop.iter, cst.Call)
             if isinstance(call.func, cst.Attribute) and call.func.attr.value in _WALKS
         ]
-        sharded = [(call, model) for call, model in walks if _wraps(draft, model)]
+        sharded = [(call, model) for call, model in walks if holding(draft, model, *SOURCES)]
         if sharded and len(sharded) < len(walks):
             draft.todo(loop, "one of these models is in shards and the other is not: shard both, or use .full_tensor()")
             continue
-        for call, model in sharded if evaluated else ():
+        if not sharded or not any(_evaluates(peer) for peer in draft.peers.values()):
+            continue
+        for call, model in sharded:
             inner = model
             if isinstance(inner, cst.Attribute) and inner.attr.value == "module":
                 inner = inner.value
             draft.replace(model, *wrapped(draft, draft.module.quote(inner)))
-            if any(wrap.source == "fsdp1" for wrap in _wraps(draft, model)):
+            if any(wrap.source == "fsdp1" for wrap in holding(draft, model, *SOURCES)):
                 draft.note(call, Grade.NUMERICS, "FSDP1 lost such changes after an evaluation, and now they are kept")
             else:
                 draft.note(call, Grade.EXACT, "the parameters are changed in shards, also after an evaluation")
-
-
-def _wraps(draft: Draft, model: cst.BaseExpression) -> list[Wrap]:
-    return [*draft.wraps_of(model, *SOURCES), *replicated(draft, model)]
 
 
 def _evaluates(draft: Draft) -> bool:
@@ -79,7 +75,7 @@ def _evaluates(draft: Draft) -> bool:
         model = call.func.value if generates else call.func  # type: ignore[attr-defined]
         if not isinstance(model, (cst.Name, cst.Attribute)):
             continue
-        if not draft.wraps_of(model, *SOURCES) and not replicated(draft, model):
+        if not holding(draft, model, *SOURCES):
             continue
         around = [
             draft.code(item.item) for one in module.ancestors(call) if isinstance(one, cst.With) for item in one.items

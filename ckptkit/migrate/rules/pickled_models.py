@@ -21,7 +21,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..draft import Draft
-from ..replicas import replicated
+from ..replicas import holding
 
 SOURCES = ("fsdp1", "ddp", "deepspeed")
 
@@ -39,6 +39,6 @@ def rewrite(draft: Draft) -> None:
         for value in values:
             if draft.module.skips(call) or not isinstance(value, (cst.Name, cst.Attribute)):
                 continue
-            if draft.wraps_of(value, *SOURCES) or replicated(draft, value):
+            if holding(draft, value, *SOURCES):
                 draft.todo(call, "a sharded model does not pickle: save get_model_state_dict of it, on all ranks")
                 break
