@@ -13,7 +13,7 @@ from torch.serialization import set_crc32_options
 import ckptkit
 from ckptkit.errors import SourceError
 from ckptkit.io.places import FileExtent, Seal
-from ckptkit.io.seals import _seals
+from ckptkit.io.seals import seals_of
 
 from .truth import truth_of
 
@@ -21,13 +21,13 @@ SOURCES = ("ddp-full", "fsdp1-ranks", "fsdp1-local", "fsdp2-dcp", "fsdp2-ranks",
            "universal-zero2")  # fmt: skip
 
 
-def seals_of(path: Path, model: str | None) -> list[Seal]:
+def seals_in(path: Path, model: str | None) -> list[Seal]:
     """The seals of all places; DCP's are known once a tensor has been read."""
     tensors = ckptkit.open(path, model=ckptkit.io.model.describe(model) if model else None).entries.values()
     for tensor in tensors:
         for piece in tensor.pieces:
             piece.place.read_into(0, memoryview(bytearray(0)))
-    return [seal for tensor in tensors for piece in tensor.pieces for seal in _seals(piece.place) if seal.nbytes > 8]
+    return [seal for tensor in tensors for piece in tensor.pieces for seal in seals_of(piece.place) if seal.nbytes > 8]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -36,7 +36,7 @@ def test_one_flipped_bit_of_any_storage(name: str, fixture_dir: Callable[[str], 
     source = tmp_path / "source"
     (shutil.copytree if truth.path.is_dir() else shutil.copy)(truth.path, source)
     ckptkit.convert(source, tmp_path / "intact.pt", to="full", model=truth.model)
-    seals = seals_of(source, truth.model)
+    seals = seals_in(source, truth.model)
     assert seals
     # The largest are sharded: what ranks hold alike is compared among them, which finds the bit before.
     for number, seal in enumerate(sorted(set(seals), key=lambda seal: -seal.nbytes)[:4]):

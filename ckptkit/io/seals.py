@@ -18,13 +18,13 @@ _CHUNK = 8 << 20
 
 def check_seals(
     tensors: Iterable[Tensor], *, workers: int = 2, progress: Callable[[int, int], None] = lambda done, total: None
-) -> int:
-    """Reads every sealed storage of the tensors once; the number of bytes that were checked.
+) -> None:
+    """Reads every sealed storage of the tensors once and holds it against its checksum.
 
     Storages without a checksum (safetensors, legacy torch files, files saved with `set_crc32_options(False)`, inflated
     entries) are passed over. Raises SourceError with each damaged storage as a fault.
     """
-    seals = sorted({seal for tensor in tensors for piece in tensor.pieces for seal in _seals(piece.place)})
+    seals = sorted({seal for tensor in tensors for piece in tensor.pieces for seal in seals_of(piece.place)})
     total, done, faults = sum(seal.nbytes for seal in seals), 0, []
     with ThreadPoolExecutor(workers) as threads:
         for seal, intact in zip(seals, threads.map(_intact, seals), strict=True):
@@ -39,10 +39,10 @@ def check_seals(
             hint="copy the checkpoint again, or take another step's; --check structure converts it as it is",
             faults=faults[:20],
         )
-    return total
 
 
-def _seals(place: Place | None) -> Iterator[Seal]:
+def seals_of(place: Place | None) -> Iterator[Seal]:
+    """The seals of a place and of what it is cut from."""
     while place is not None:
         if isinstance(place, FileExtent) and place.seal is not None:
             yield place.seal
