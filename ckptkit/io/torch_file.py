@@ -25,7 +25,9 @@ from .unpickle import as_tree, unpickle
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_DESCRIPTORS = (0, 12, 16, 20, 24)  # bytes of a data descriptor, which may follow a record
+_DESCRIPTORS = (16, 24)  # bytes of a data descriptor, which may follow a record: signature, CRC-32 and two sizes
+_HAS_DESCRIPTOR = 0x08  # the bit of a record's flags
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
 # What zipfile raises for damaged archives, as found by flipping their bits.
 _BAD_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OverflowError, EOFError, IndexError,
             struct.error, zlib.error)  # fmt: skip
@@ -199,7 +201,13 @@ def _data_offsets(file: BinaryIO, archive: zipfile.ZipFile, name: str) -> dict[i
         begin = info.header_offset + _LOCAL_HEADER.size + fields[9] + fields[10]
         if fields[0] != _ZIP_MAGIC or named not in (info.orig_filename.encode(), info.orig_filename.encode("cp437")):
             raise zipfile.BadZipFile(f"the header of its record {info.filename} is another record's")
-        if end - begin - info.compress_size not in _DESCRIPTORS:
+        stop = begin + info.compress_size
+        ends_well = end == stop
+        if info.flag_bits & _HAS_DESCRIPTOR:
+            # By its signature, too: a begin that is off by a few bytes leaves a descriptor of another length, or none.
+            file.seek(stop)
+            ends_well = file.read(4) == _DESCRIPTOR_MAGIC and end - stop in _DESCRIPTORS
+        if not ends_well:
             raise zipfile.BadZipFile(f"its record {info.filename} does not end where the next one begins")
         offsets[info.header_offset] = begin
     return offsets
